@@ -1,0 +1,35 @@
+"""The errors a user can cause. The CLI prints their text and exits with code 2; a traceback means a defect of ours."""
+
+from __future__ import annotations
+
+
+class DraftgraphError(Exception):
+    """Base of every error that speaks to the user: `name = value`, the limit, what to do."""
+
+
+class ConfigError(DraftgraphError):
+    """A configuration file or `--set` override that cannot be used."""
+
+
+class SourceError(DraftgraphError):
+    """A model source that cannot be found, fetched, verified or unpacked."""
+
+
+class CheckpointError(DraftgraphError):
+    """A checkpoint that is truncated, corrupt, of an unknown architecture, or whose tensors do not fit it."""
+
+
+class PromptError(DraftgraphError):
+    """A prompt, prompt file or chat template that cannot become token ids."""
+
+
+class SamplingError(DraftgraphError):
+    """A request parameter out of its range, or one that contradicts another."""
+
+
+class DeviceError(DraftgraphError):
+    """A device that is missing, too old, out of memory, or used against its rules."""
+
+
+class CapacityError(DraftgraphError):
+    """A request that cannot fit the configured KV blocks, slots or token budget."""
