@@ -1,0 +1,162 @@
+"""The `cpu` executor: the same kernel sources, compiled by numba.njit as a launch of one thread in one block.
+
+Barriers vanish, shared and local arrays become stack arrays, threadIdx = blockIdx = 0 and blockDim = gridDim = 1 become
+constants, so that a strided loop turns into a plain loop that LLVM vectorises. Compiled code is cached on disk between runs, in
+a folder named after the digest of every kernel source: Numba's own cache looks at one file only, and would keep a
+kernel whose device functions (kernels/lang.py) have changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections import namedtuple
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numba
+import numpy as np
+from numba import njit
+from numba.core import config as numba_config
+
+from graphs.executor import Bound, KernelArgument
+from graphs.launch import Grid
+from kernels import lang
+from kernels.lang import Kernel
+
+_Dim3 = namedtuple("_Dim3", "x y z")
+
+# NaN and infinity keep their meaning (argmax must be NaN-safe); sums may be reassociated, which is what lets LLVM vectorise them.
+_FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
+
+
+def _stand_in() -> ModuleType:
+    """A module that reads like numba.cuda to a kernel, for one thread in one block."""
+    cuda = ModuleType("draftgraph_cpu_cuda")
+
+    @njit
+    def grid(ndim):  # type: ignore[no-untyped-def]
+        return 0
+
+    @njit
+    def gridsize(ndim):  # type: ignore[no-untyped-def]
+        return 1
+
+    @njit
+    def barrier():  # type: ignore[no-untyped-def]
+        pass
+
+    @njit
+    def array(shape, dtype):  # type: ignore[no-untyped-def]
+        return np.empty(shape, dtype)
+
+    @njit
+    def atomic_add(array, index, value):  # type: ignore[no-untyped-def]
+        before = array[index]
+        array[index] += value
+        return before
+
+    @njit
+    def atomic_max(array, index, value):  # type: ignore[no-untyped-def]
+        before = array[index]
+        array[index] = max(before, value)
+        return before
+
+    @njit
+    def atomic_min(array, index, value):  # type: ignore[no-untyped-def]
+        before = array[index]
+        array[index] = min(before, value)
+        return before
+
+    members: dict[str, Any] = {
+        "threadIdx": _Dim3(0, 0, 0),
+        "blockIdx": _Dim3(0, 0, 0),
+        "blockDim": _Dim3(1, 1, 1),
+        "gridDim": _Dim3(1, 1, 1),
+        "grid": grid,
+        "gridsize": gridsize,
+        "syncthreads": barrier,
+        "threadfence": barrier,
+    }
+    for name, value in members.items():
+        setattr(cuda, name, value)
+    for name, members in (
+        ("shared", {"array": array}),
+        ("local", {"array": array}),
+        ("atomic", {"add": atomic_add, "max": atomic_max, "min": atomic_min}),
+    ):
+        namespace = ModuleType(f"draftgraph_cpu_cuda.{name}")
+        for member, value in members.items():
+            setattr(namespace, member, value)
+        setattr(cuda, name, namespace)
+    return cuda
+
+
+def kernel_cache_dir() -> Path:
+    """Where compiled kernels are kept: one folder for each set of sources, Numba version and processor."""
+    digest = hashlib.sha256(f"{numba.__version__} {np.__version__} {platform.machine()}".encode())
+    for source in [*sorted(Path(lang.__file__).parent.glob("*.py")), Path(__file__)]:
+        digest.update(source.read_bytes())
+    base = os.environ.get("DRAFTGRAPH_CACHE") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "draftgraph"
+    )
+    return Path(base) / "kernels" / digest.hexdigest()[:16]
+
+
+class CpuExecutor:
+    """Compiles each kernel once for each signature and calls it as <<<1, 1>>>.
+
+    Args:
+        cache: keep the compiled code on disk between processes.
+    """
+
+    name = "cpu"
+
+    def __init__(self, *, cache: bool = True) -> None:
+        self._cuda = _stand_in()
+        self._cache = cache
+        self._compiled: dict[FunctionType, Any] = {}
+
+    def bind(self, kernel: Kernel, grid: Grid, block: int, args: tuple[KernelArgument, ...]) -> Bound:
+        compiled = self._compile(kernel.py_func)
+        compiled.compile(tuple(numba.typeof(arg) for arg in args))
+
+        def call() -> None:
+            compiled(*args)
+
+        return call
+
+    def _compile(self, source: FunctionType) -> Any:
+        """njit `source` with `cuda` and its device functions replaced by what a CPU has."""
+        known = self._compiled.get(source)
+        if known is None:
+            namespace = dict(source.__globals__)
+            namespace["cuda"] = self._cuda
+            for name in source.__code__.co_names:
+                inner = lang.source_of(namespace.get(name))
+                if inner is not None:
+                    namespace[name] = self._compile(inner)
+            twin = FunctionType(source.__code__, namespace, source.__name__, source.__defaults__, source.__closure__)
+            # The cache's index is named after module and qualified name: both must be the source's own.
+            twin.__module__, twin.__qualname__ = source.__module__, source.__qualname__
+            with _cache_at(kernel_cache_dir() if self._cache else None):
+                known = njit(twin, cache=self._cache, error_model="numpy", fastmath=_FASTMATH, nogil=True)
+            self._compiled[source] = known
+        return known
+
+
+class _cache_at:  # noqa: N801 - reads as a statement
+    """Numba takes the folder of its cache from a global at decoration time: set it for that long only."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> None:
+        self._before = numba_config.CACHE_DIR
+        if self._folder is not None:
+            numba_config.CACHE_DIR = str(self._folder)
+
+    def __exit__(self, *exc: object) -> None:
+        numba_config.CACHE_DIR = self._before
