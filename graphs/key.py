@@ -1,0 +1,78 @@
+"""What a captured graph is for: its family and the sizes that were frozen into it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Family(str, Enum):
+    """The families of graphs. Which one a step takes is decided from the state of its rows, never from their shape."""
+
+    MIXED = "mixed"  # at least one row is still prefilling; sized by tokens
+    DECODE = "decode"  # every row decodes one token
+    VERIFY = "verify"  # every row decodes one committed token and verifies k drafts
+    PROPOSE = "propose"  # drafts for the next step, from device state alone
+
+
+@dataclass(frozen=True, order=True)
+class GraphKey:
+    """The frozen sizes of one graph.
+
+    Attributes:
+        family: what the graph computes.
+        num_requests: rows R it was captured for; a step of fewer rows is padded up to it.
+        query_len: tokens of each row (1 for decode, 1 + k for verify), 0 where rows differ (mixed) or have none (propose).
+        num_tokens: token rows T it was captured for: R * query_len, or the token bucket of a mixed step.
+    """
+
+    family: Family
+    num_requests: int
+    query_len: int
+    num_tokens: int
+
+    def __str__(self) -> str:
+        if self.family is Family.PROPOSE:
+            return f"propose[R={self.num_requests}]"
+        sizes = f"R={self.num_requests},T={self.num_tokens}"
+        return f"{self.family.value}[{sizes}]" if not self.query_len else f"{self.family.value}[{sizes},q={self.query_len}]"
+
+    @classmethod
+    def uniform(cls, num_requests: int, query_len: int) -> GraphKey:
+        """Decode (query_len 1) or verify (1 + k) of `num_requests` rows: token count a multiple of 1 + k by construction."""
+        family = Family.DECODE if query_len == 1 else Family.VERIFY
+        return cls(family, num_requests, query_len, num_requests * query_len)
+
+    @classmethod
+    def mixed(cls, num_requests: int, num_tokens: int) -> GraphKey:
+        return cls(Family.MIXED, num_requests, 0, num_tokens)
+
+    @classmethod
+    def propose(cls, num_requests: int) -> GraphKey:
+        return cls(Family.PROPOSE, num_requests, 0, 0)
+
+
+class Buckets:
+    """Sizes that are captured, ascending. `up(n)` is the smallest that holds n."""
+
+    def __init__(self, sizes: Iterable[int]) -> None:
+        self.sizes = tuple(sorted(set(sizes)))
+        if not self.sizes or self.sizes[0] < 1:
+            raise ValueError(f"bucket sizes = {self.sizes}: at least one, each at least 1")
+
+    def up(self, n: int) -> int | None:
+        """The smallest bucket that holds `n`, None when even the largest is too small."""
+        at = bisect_left(self.sizes, n)
+        return self.sizes[at] if at < len(self.sizes) else None
+
+    @classmethod
+    def powers(cls, largest: int, smallest: int = 1) -> Buckets:
+        """smallest, 2*smallest, 4*smallest ... and `largest` itself."""
+        sizes = {largest}
+        size = smallest
+        while size < largest:
+            sizes.add(size)
+            size *= 2
+        return cls(sizes)

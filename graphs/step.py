@@ -1,0 +1,166 @@
+"""One step of the target as ordered launches: inputs, forward, accept walk, advance, outcome.
+
+Mixed, decode and verify steps are this one recorder at different frozen sizes (graphs/key.py): what a row is (a prefill chunk, a
+decode row, a verify row) is read from device memory, so that no family can drift from another.
+"""
+
+from __future__ import annotations
+
+from graphs.arrays import ModelArrays, Scratch, SlotState, StepArrays
+from graphs.key import GraphKey
+from graphs.launch import Launcher
+from graphs.transformer import record_forward, record_logits
+from kernels.accept import accept_greedy, sampled_rejected
+from kernels.advance import advance
+from kernels.combine import combine
+from kernels.prefill_inputs import prefill_inputs
+from kernels.prepare import prepare
+from kernels.slots import staged_write
+from kernels.stage import publish, take_inputs
+
+ROW_THREADS = 32
+
+
+def record_step(
+    launch: Launcher,
+    key: GraphKey,
+    model: ModelArrays,
+    scratch: Scratch,
+    state: SlotState,
+    step: StepArrays,
+    *,
+    block_size: int,
+    max_model_len: int,
+    num_logits: int,
+) -> None:
+    """Record a step of at most key.num_requests rows, key.num_tokens tokens and `num_logits` logits rows."""
+    _record_inputs(launch, key, state, step, block_size, max_model_len)
+    record_forward(launch, model, scratch, state, step, key.num_tokens)
+    record_logits(launch, model, scratch, step, num_logits)
+    _record_accept(launch, key, scratch, state, step)
+
+
+def _record_inputs(
+    launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays, block_size: int, max_model_len: int
+) -> None:
+    """Staged block -> positions, slots, input ids: prompt tokens from the history, then committed and draft ids over them."""
+    inputs, rows = step.inputs, key.num_requests
+    if step.ring is not None:
+        launch.launch(take_inputs, 1, ROW_THREADS, inputs.packed, step.ring.cursor, step.ring.blocks)
+    idx_mapping, query_start_loc = inputs.idx_mapping[:rows], inputs.query_start_loc[: rows + 1]
+    cu_num_logits = inputs.cu_num_logits[: rows + 1]
+    seq_lens, input_ids = step.seq_lens[:rows], step.input_token_ids[: key.num_tokens]
+    launch.launch(staged_write, 1, ROW_THREADS, state.block_tables, inputs.block_writes, inputs.num_block_writes)
+    launch.launch(
+        prepare,
+        rows,
+        ROW_THREADS,
+        step.positions[: key.num_tokens],
+        seq_lens,
+        step.token_slot[: key.num_tokens],
+        step.slot_mapping[: key.num_tokens],
+        state.num_computed,
+        idx_mapping,
+        query_start_loc,
+        state.block_tables,
+        block_size,
+        max_model_len,
+        inputs.num_requests,
+    )
+    launch.launch(
+        prefill_inputs,
+        rows,
+        ROW_THREADS,
+        input_ids,
+        step.next_prefill,
+        state.history,
+        state.prefill_len,
+        state.num_computed,
+        idx_mapping,
+        query_start_loc,
+        inputs.num_requests,
+    )
+    launch.launch(
+        combine,
+        1,
+        ROW_THREADS,
+        input_ids,
+        step.logits_indices,
+        idx_mapping,
+        state.last_sampled,
+        query_start_loc,
+        seq_lens,
+        state.prefill_len,
+        state.draft_tokens,
+        cu_num_logits,
+        1,
+        inputs.num_requests,
+    )
+
+
+def _record_accept(launch: Launcher, key: GraphKey, scratch: Scratch, state: SlotState, step: StepArrays) -> None:
+    """Argmax rows -> accepted tokens -> lengths, history and stops on the device -> the outcome the host will collect."""
+    inputs, rows = step.inputs, key.num_requests
+    idx_mapping, query_start_loc = inputs.idx_mapping[:rows], inputs.query_start_loc[: rows + 1]
+    cu_num_logits, seq_lens = inputs.cu_num_logits[: rows + 1], step.seq_lens[:rows]
+    sampled, num_sampled = step.sampled[:rows], step.num_sampled[:rows]
+    num_rejected, num_drafts = step.num_rejected[:rows], step.num_drafts[:rows]
+    launch.launch(
+        accept_greedy,
+        1,
+        ROW_THREADS,
+        sampled,
+        num_sampled,
+        num_rejected,
+        num_drafts,
+        scratch.row_argmax,
+        step.input_token_ids,
+        step.logits_indices,
+        cu_num_logits,
+        inputs.num_requests,
+    )
+    launch.launch(
+        sampled_rejected,
+        1,
+        ROW_THREADS,
+        num_sampled,
+        num_rejected,
+        seq_lens,
+        cu_num_logits,
+        idx_mapping,
+        state.prefill_len,
+        inputs.num_requests,
+    )
+    launch.launch(
+        advance,
+        1,
+        ROW_THREADS,
+        state.num_computed,
+        state.total_len,
+        state.last_sampled,
+        state.history,
+        state.finished,
+        sampled,
+        num_sampled,
+        num_rejected,
+        idx_mapping,
+        query_start_loc,
+        state.prefill_len,
+        state.max_total_len,
+        state.min_total_len,
+        state.stop_ids,
+        inputs.num_requests,
+    )
+    launch.launch(
+        publish,
+        1,
+        ROW_THREADS,
+        step.outcomes,
+        inputs.step,
+        sampled,
+        num_sampled,
+        num_drafts,
+        state.finished,
+        idx_mapping,
+        inputs.num_requests,
+    )
