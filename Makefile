@@ -1,0 +1,46 @@
+# make run   set up .venv, then answer the prompt of configs/smollm2.yaml
+# make test  set up .venv, then run the tests
+# make lint  ruff and mypy          make parity  compare with transformers on the CPU
+# make gpu   GPU tests and benches (needs a GPU)
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+CONFIG ?= configs/smollm2.yaml
+BIN := $(VENV)/bin
+CUDA := $(shell $(PYTHON) .ci/cuda_extra.py 2>/dev/null)
+comma := ,
+with_cuda = $(if $(CUDA),$(CUDA)$(if $(1),$(comma)))$(1)
+
+.PHONY: run test lint parity gpu clean
+.DELETE_ON_ERROR:
+
+run: $(VENV)/.run
+	$(BIN)/draftgraph run $(CONFIG)
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+parity: $(VENV)/.parity
+	$(BIN)/python -m pytest tests/parity -m parity
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 10) <= v < (3, 14) or sys.exit("Python %d.%d: draftgraph needs 3.10 to 3.13; set PYTHON=python3.x" % v)'
+	@echo "make: creating $(VENV) with $$($(PYTHON) --version)"
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp for each set of extras: an environment that has it is not touched again until pyproject.toml changes.
+$(VENV)/.run: extras = $(call with_cuda,)
+$(VENV)/.test: extras = $(call with_cuda,test)
+$(VENV)/.lint: extras = $(call with_cuda,lint)
+$(VENV)/.parity: extras = $(call with_cuda,test$(comma)parity)
+$(VENV)/.%: $(VENV)/bin/python pyproject.toml
+	@echo "make: installing draftgraph$(if $(extras),[$(extras)])$(if $(CUDA), for CUDA driver $(CUDA), (no CUDA driver found: CPU))"
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e '.$(if $(extras),[$(extras)])'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info
