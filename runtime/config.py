@@ -1,0 +1,242 @@
+"""RunConfig: everything a run is told, read from YAML, frozen, and checked before a model is opened.
+
+Every key, with type, default and meaning, stands in configs/reference.yaml. Unknown keys are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Annotated, Any, Literal, TypeAlias, TypeGuard
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from runtime.config_errors import describe
+from runtime.config_file import merge, parse_override, read_yaml
+from runtime.errors import ConfigError, PromptError, SamplingError
+from runtime.prompts import check_prompt
+from runtime.sampling import SamplingParams
+
+MAX_BLOCK_SIZE = 256
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _auto_or_count(value: object) -> int | Literal["auto"]:
+    """`auto` or an integer >= 1. One validator instead of a union, so that a wrong value gets one message."""
+    if value == "auto":
+        return "auto"
+    if _is_count(value):
+        return value
+    raise PydanticCustomError("auto_or_count", "must be auto or an integer >= 1")
+
+
+def _buckets(value: object) -> tuple[int, ...] | Literal["auto"]:
+    if value == "auto":
+        return "auto"
+    sizes = [size for size in value if _is_count(size)] if isinstance(value, list | tuple) else []
+    if not sizes or len(sizes) != len(value):  # type: ignore[arg-type]
+        raise PydanticCustomError("buckets", "must be auto or a list of integers >= 1")
+    return tuple(sorted(set(sizes)))
+
+
+def _block_size(value: object) -> int:
+    if _is_count(value) and value <= MAX_BLOCK_SIZE and not value & (value - 1):
+        return value
+    raise PydanticCustomError("block_size", f"must be a power of two in 1..{MAX_BLOCK_SIZE}")
+
+
+def _prompt(value: object) -> object:
+    try:
+        check_prompt(value, "prompt")
+    except PromptError as error:
+        raise PydanticCustomError("prompt", "{text}", {"text": str(error)}) from error
+    return value
+
+
+AutoCount: TypeAlias = Annotated[int | Literal["auto"], PlainValidator(_auto_or_count)]
+Buckets: TypeAlias = Annotated[tuple[int, ...] | Literal["auto"], PlainValidator(_buckets)]
+# YAML has lists only; the frozen model keeps tuples.
+Strings: TypeAlias = Annotated[tuple[str, ...], Field(strict=False)]
+Ids: TypeAlias = Annotated[tuple[int, ...], Field(strict=False)]
+Prompts: TypeAlias = Annotated[tuple[Annotated[Any, BeforeValidator(_prompt)], ...], Field(strict=False)]
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, no unknown key, no silent conversion ("8" is not 8, 1 is not true)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_section(cls, data: Any) -> Any:
+        return {} if data is None else data  # "runner:" with nothing below it, all keys commented out
+
+
+class ModelConfig(Section):
+    """The checkpoint and the type its weights are held in."""
+
+    source: str = Field(min_length=1)
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    revision: str | None = None
+
+
+class MirrorConfig(Section):
+    """Where the two copies of a value that both host and device use live."""
+
+    policy: Literal["auto", "discrete", "integrated"] = "auto"
+    poison: bool = False
+
+
+class RunnerConfig(Section):
+    """How far the host runs ahead. The YAML key `async` is the attribute `async_`."""
+
+    async_: bool = Field(default=True, alias="async")
+    steps_in_flight: int = Field(default=2, ge=2, le=8)
+
+
+class GraphsConfig(Section):
+    """Which step shapes become graphs."""
+
+    mode: Literal["graph", "eager"] = "graph"
+    buckets: Buckets = "auto"
+    token_buckets: Buckets = "auto"
+    dot: str | None = Field(default=None, min_length=1)
+
+
+class SchedulerConfig(Section):
+    """Sizes of the batch and of the KV cache. Lengths in tokens, `num_blocks` in blocks."""
+
+    max_num_seqs: int = Field(default=8, ge=1, le=4096)
+    max_model_len: AutoCount = "auto"
+    max_num_batched_tokens: int = Field(default=512, ge=1)
+    block_size: Annotated[int, PlainValidator(_block_size)] = 16
+    num_blocks: AutoCount = "auto"
+
+
+class SpeculatorConfig(Section):
+    """Who proposes drafts. `k` is what the rest of the program reads."""
+
+    method: Literal["none", "ngram"] = "none"
+    num_speculative_tokens: int = Field(default=4, ge=0, le=64)
+    ngram_min: int = Field(default=1, ge=1)
+    ngram_max: int = Field(default=4, ge=1)
+
+    @property
+    def k(self) -> int:
+        """Drafts a step verifies per request; 0 means no speculation."""
+        return 0 if self.method == "none" else self.num_speculative_tokens
+
+
+class SamplingConfig(Section):
+    """Defaults of every request; ranges are checked by SamplingParams."""
+
+    temperature: float = 0.0
+    max_tokens: int = 128
+    min_tokens: int = 0
+    seed: int | None = None
+    stop: Strings = ()
+    stop_token_ids: Ids = ()
+    ignore_eos: bool = False
+
+    def params(self) -> SamplingParams:
+        """The same values as SamplingParams. Raises SamplingError."""
+        return SamplingParams(**dict(self))
+
+
+class PromptsConfig(Section):
+    """What `draftgraph run` answers when the command line gives no prompt."""
+
+    prompts: Prompts = ()
+    system: str | None = None
+    chat: bool = True
+    stream: bool = True
+
+
+class RunConfig(Section):
+    """A whole configuration. Build it with `load_config`, which names every mistake at once."""
+
+    model: ModelConfig
+    device: Literal["auto", "cuda", "cpu", "simulator"] = "auto"
+    mirror: MirrorConfig = MirrorConfig()
+    runner: RunnerConfig = RunnerConfig()
+    graphs: GraphsConfig = GraphsConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    speculator: SpeculatorConfig = SpeculatorConfig()
+    numerics: Literal["fast", "batch_invariant"] = "fast"
+    sampling: SamplingConfig = SamplingConfig()
+    run: PromptsConfig = PromptsConfig()
+
+    @model_validator(mode="after")
+    def _check_together(self) -> RunConfig:
+        if problems := _contradictions(self):
+            # Not a ValueError: pydantic passes it on as it is, one line for each problem.
+            raise ConfigError("\n".join(problems))
+        return self
+
+    def as_dict(self) -> dict[str, Any]:
+        """The configuration with its YAML names, ready for `load_config` or JSON."""
+        return self.model_dump(mode="json", by_alias=True)
+
+
+def _contradictions(config: RunConfig) -> list[str]:
+    """Rules between keys that need no model; what needs one is checked where the model is opened."""
+    problems: list[str] = []
+    scheduler, speculator = config.scheduler, config.speculator
+    rows = 1 + speculator.k
+    if rows > scheduler.max_num_batched_tokens:
+        problems.append(
+            f"speculator.num_speculative_tokens = {speculator.k}: verifying one request takes {rows} tokens, above "
+            f"scheduler.max_num_batched_tokens = {scheduler.max_num_batched_tokens}; lower it or raise the budget"
+        )
+    if scheduler.max_model_len != "auto" and scheduler.max_model_len < 2:
+        problems.append("scheduler.max_model_len = 1: must hold a prompt token and one new token; set at least 2")
+    if speculator.ngram_min > speculator.ngram_max:
+        problems.append(
+            f"speculator.ngram_min = {speculator.ngram_min}: above speculator.ngram_max = {speculator.ngram_max}"
+        )
+    if config.run.system is not None and not config.run.chat:
+        problems.append("run.system is set but run.chat = false: a plain prompt has no system turn; remove one of them")
+    try:
+        config.sampling.params()
+    except SamplingError as error:
+        problems.append(f"sampling.{error}")
+    return problems
+
+
+ConfigSource: TypeAlias = "str | PathLike[str] | Mapping[str, Any] | RunConfig"
+
+
+def load_config(source: ConfigSource, overrides: Sequence[str] = (), **keywords: Any) -> RunConfig:
+    """Reads a configuration and applies overrides, later ones winning.
+
+    source     path of a YAML file, a mapping of the same shape, or a RunConfig to change
+    overrides  "a.b=c" strings as `--set` takes them, c parsed as YAML
+    keywords   sections as dicts or dotted keys with two underscores for the dot:
+               load_config(p, device="cpu", scheduler={"max_num_seqs": 2}, runner__async=False)
+
+    Raises ConfigError, which lists every mistake with its dotted key, its value and what is allowed.
+    """
+    if isinstance(source, RunConfig):
+        data, name = source.as_dict(), "configuration"
+    elif isinstance(source, Mapping):
+        data, name = merge({}, source), "configuration"
+    else:
+        data, name = read_yaml(source), str(source)
+    for text in overrides:
+        data = merge(data, parse_override(text))
+    for key, value in keywords.items():
+        for part in reversed(key.split("__")):
+            value = {part: value}
+        data = merge(data, value)
+    try:
+        return RunConfig.model_validate(data)
+    except ValidationError as error:
+        problems = describe(error, RunConfig)
+    except ConfigError as error:
+        problems = str(error).split("\n")
+    count = "1 mistake" if len(problems) == 1 else f"{len(problems)} mistakes"
+    raise ConfigError("\n  ".join([f"{name}: {count}", *problems]))

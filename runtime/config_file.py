@@ -1,0 +1,91 @@
+"""Reading YAML strictly (duplicate keys are refused) and merging overrides into it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from runtime.errors import ConfigError
+
+
+class StrictLoader(yaml.SafeLoader):
+    """SafeLoader that refuses a key written twice, which YAML otherwise resolves silently to the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            # Only plain keys: "<<" merges may legally be overridden, and keys that are not text fail later by name.
+            if isinstance(key_node, yaml.ScalarNode) and key_node.value != "<<":
+                if key_node.value in seen:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"key {key_node.value!r} is written twice", problem_mark=key_node.start_mark
+                    )
+                seen.add(key_node.value)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: str | PathLike[str]) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises ConfigError for a file that cannot be read or is no mapping."""
+    file = Path(path).expanduser()
+    try:
+        text = file.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError as error:
+        raise ConfigError(f"config = {file}: no such file; the repository's own are in configs/") from error
+    except IsADirectoryError as error:
+        raise ConfigError(f"config = {file}: is a directory; give a YAML file") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"config = {file}: not UTF-8 at byte {error.start}; save the file as UTF-8") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"config = {file}: cannot be read: {error}") from error
+    data = parse_yaml(text, f"config = {file}")
+    if data is None:
+        raise ConfigError(f"config = {file}: empty; at least model.source is needed (see configs/reference.yaml)")
+    if not isinstance(data, dict):
+        raise ConfigError(f"config = {file}: must be a mapping of sections, not a {type(data).__name__}")
+    return data
+
+
+def parse_yaml(text: str, what: str) -> Any:
+    """Parses one YAML document. Raises ConfigError that starts with `what` and says line and column."""
+    try:
+        return yaml.load(text, Loader=StrictLoader)  # StrictLoader is a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{what}: YAML error{place}: {error.problem or error.context}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{what}: YAML error: {' '.join(str(error).split())}") from error
+    except (RecursionError, ValueError) as error:
+        # Nesting without end, or a scalar that looks like a date and is none.
+        raise ConfigError(f"{what}: YAML error: {error}") from error
+
+
+def parse_override(text: str) -> dict[str, Any]:
+    """ "a.b=c" as {"a": {"b": c}}, c parsed as YAML. Raises ConfigError."""
+    key, equals, value_text = text.partition("=")
+    parts = [part.strip() for part in key.split(".")]
+    if not equals or not all(parts):
+        raise ConfigError(f"--set {text}: must be KEY=VALUE with a dotted key, as in scheduler.max_num_seqs=4")
+    value = parse_yaml(value_text, f"--set {text}")
+    for part in reversed(parts):
+        value = {part: value}
+    return value
+
+
+def merge(base: Mapping[Any, Any], over: Mapping[Any, Any]) -> dict[Any, Any]:
+    """`base` with `over` laid on it, mapping by mapping; neither argument is changed.
+
+    A section that is written but empty ("runner:" with nothing below) counts as an empty mapping.
+    """
+    result = dict(base)
+    for key, value in over.items():
+        below = result.get(key)
+        if isinstance(value, Mapping) and (below is None or isinstance(below, Mapping)):
+            result[key] = merge(below or {}, value)
+        else:
+            result[key] = value
+    return result

@@ -1,0 +1,196 @@
+"""Prompts: where they come from (command line, file, config), what they may be, and how they become token ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from runtime.errors import PromptError
+
+if TYPE_CHECKING:
+    from runtime.chat import ChatTemplate
+    from runtime.tokenizer import Tokenizer
+
+Chat: TypeAlias = "Sequence[Mapping[str, str]]"
+Prompt: TypeAlias = "str | Chat | Sequence[int]"
+"""A text, a chat (a list of {role, content}), or token ids."""
+
+MESSAGE_KEYS = {"role", "content"}
+
+
+class PromptEncoder:
+    """Turns prompts into token ids for one model.
+
+    A text becomes a user turn when `chat` is true and the model has a chat template (after `system`, when given);
+    otherwise it is encoded as it is. A chat always goes through the template. Token ids are only checked.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        chat: bool = True,
+        system: str | None = None,
+    ) -> None:
+        """`vocab_size`: rows of the embedding; `max_model_len`: prompt and new tokens together."""
+        if system is not None and template is None:
+            raise PromptError("run.system is set, but the model has no chat template; remove it")
+        self._tokenizer = tokenizer
+        self._template = template
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._chat = chat
+        self._system = system
+
+    def encode_all(self, prompts: Iterable[Prompt]) -> list[list[int]]:
+        """Token ids of each prompt, in order. Raises PromptError that names the prompt by its number, from 1."""
+        return [self.encode(prompt, f"prompt {number}") for number, prompt in enumerate(prompts, start=1)]
+
+    def encode(self, prompt: Prompt, where: str = "prompt") -> list[int]:
+        """Token ids of one prompt, 1 <= len < max_model_len. Raises PromptError that starts with `where`."""
+        kind = check_prompt(prompt, where)
+        if kind == "ids":
+            ids = [int(token) for token in prompt]  # type: ignore[arg-type]
+        elif kind == "text" and (self._template is None or not self._chat):
+            ids = self._tokenizer.encode(prompt)  # type: ignore[arg-type]
+        else:
+            ids = self._encode_chat(prompt, where)
+        if not ids:
+            raise PromptError(f"{where}: encodes to no token; give it some text")
+        if outside := [token for token in ids if not 0 <= token < self._vocab_size]:
+            raise PromptError(
+                f"{where}: token id {outside[0]} is outside the vocabulary of {self._vocab_size} "
+                f"(ids 0..{self._vocab_size - 1})"
+            )
+        if len(ids) + 1 > self._max_model_len:
+            raise PromptError(
+                f"{where}: {len(ids)} tokens and one new token exceed max_model_len = {self._max_model_len}; "
+                "shorten the prompt or raise scheduler.max_model_len"
+            )
+        return ids
+
+    def _encode_chat(self, prompt: Any, where: str) -> list[int]:
+        if self._template is None:
+            raise PromptError(
+                f"{where}: is a chat, but the model has no chat template; give a plain text prompt or token ids"
+            )
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(turn) for turn in prompt]
+        if self._system is not None and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": self._system})
+        try:
+            text = self._template.render(messages)
+        except PromptError as error:
+            raise PromptError(f"{where}: {error}") from error
+        # The template writes the begin-of-text token itself where the model wants one.
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def check_prompt(prompt: object, where: str) -> str:
+    """ "text", "chat" or "ids". Raises PromptError that starts with `where` when it is none of them or empty."""
+    if isinstance(prompt, str):
+        _check_text(prompt, where)
+        return "text"
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
+        raise PromptError(f"{where} = {prompt!r}: must be a text, a chat (list of {{role, content}}) or token ids")
+    if not prompt:
+        raise PromptError(f"{where}: empty; give at least one message or token id")
+    if isinstance(prompt[0], Mapping):
+        for index, message in enumerate(prompt):
+            _check_message(message, f"{where}, message {index + 1}")
+        return "chat"
+    for index, token in enumerate(prompt):
+        # numpy integers are Integral too; booleans are as well, but true is no token id.
+        if isinstance(token, bool) or not isinstance(token, Integral):
+            raise PromptError(f"{where}: element {index} = {token!r} must be an integer token id")
+    return "ids"
+
+
+def _check_text(text: str, where: str) -> None:
+    if not text:
+        raise PromptError(f"{where}: empty; give it some text")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise PromptError(f"{where}: invalid UTF-8 at character {error.start}; give it as UTF-8 text") from error
+
+
+def _check_message(message: object, where: str) -> None:
+    if not isinstance(message, Mapping) or set(message) != MESSAGE_KEYS:
+        raise PromptError(f"{where} = {message!r}: must have exactly the keys role and content")
+    for key in sorted(MESSAGE_KEYS):
+        if not isinstance(message[key], str):
+            raise PromptError(f"{where}: {key} = {message[key]!r} must be a text")
+    if not message["role"]:
+        raise PromptError(f"{where}: role is empty; use system, user or assistant")
+    if message["content"]:
+        _check_text(message["content"], f"{where}, content")
+
+
+def as_prompt_list(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
+    """One prompt or several as a list: a text, a chat or token ids alone count as one prompt. Raises PromptError."""
+    if isinstance(prompts, str):
+        return [prompts]
+    several = list(prompts)
+    if several and (isinstance(several[0], Mapping | Integral)):
+        return [several]  # type: ignore[list-item]
+    if not several:
+        raise PromptError("prompts: empty; give at least one prompt")
+    return several  # type: ignore[return-value]
+
+
+def read_prompt_file(path: str | Path) -> list[Prompt]:
+    """Prompts of a file, in order.
+
+    JSON: a list whose elements are texts, chats or token-id lists. It is read as JSON when the name ends in .json or
+    the whole file is a JSON list. Otherwise each line that is not blank is a prompt.
+
+    Raises PromptError: no such file, not UTF-8 (with line), malformed JSON (with line and column), wrong element.
+    """
+    file = Path(path).expanduser()
+    text = _read_text(file)
+    data: object = None
+    if file.suffix.lower() == ".json" or text.lstrip().startswith("["):
+        try:
+            data = json.loads(text)
+        except (json.JSONDecodeError, RecursionError) as error:
+            # A line that merely begins with a bracket is a prompt like any other, unless the name promises JSON.
+            if file.suffix.lower() == ".json":
+                raise PromptError(f"prompt file {file}: malformed JSON: {error}") from error
+        else:
+            return _json_prompts(data, file)
+    lines = [line.rstrip("\r") for line in text.split("\n") if line.strip()]
+    if not lines:
+        raise PromptError(f"prompt file {file}: empty; write one prompt a line, or a JSON list")
+    return list(lines)
+
+
+def _json_prompts(data: object, file: Path) -> list[Prompt]:
+    if not isinstance(data, list) or not data:
+        raise PromptError(f"prompt file {file}: must be a JSON list with at least one prompt")
+    for number, prompt in enumerate(data, start=1):
+        check_prompt(prompt, f"prompt file {file}: prompt {number}")
+    return data
+
+
+def _read_text(file: Path) -> str:
+    try:
+        raw = file.read_bytes()
+    except FileNotFoundError as error:
+        raise PromptError(f"prompt file {file}: no such file") from error
+    except IsADirectoryError as error:
+        raise PromptError(f"prompt file {file}: is a directory; give a file") from error
+    except OSError as error:
+        raise PromptError(f"prompt file {file}: cannot be read: {error.strerror}") from error
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise PromptError(
+            f"prompt file {file}: line {line}: invalid UTF-8 at byte {error.start}; save the file as UTF-8"
+        ) from error
