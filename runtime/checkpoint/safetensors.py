@@ -136,7 +136,8 @@ def _tokenizer(folder: Path, spec: ModelSpec) -> TokenizerSource:
     config = _json_object(config_path) if config_path.is_file() else {}
     template = config.get("chat_template")
     if isinstance(template, list):  # several named templates, e.g. "default" and "tool_use"
-        template = next((item.get("template") for item in template if item.get("name") == "default"), None)
+        named = [item for item in template if isinstance(item, dict) and item.get("name") == "default"]
+        template = named[0].get("template") if named else None
     if template_path.is_file():  # newer exports; it wins, as in transformers
         try:
             template = template_path.read_text(encoding="utf-8")
