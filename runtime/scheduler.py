@@ -1,0 +1,299 @@
+"""Scheduler: which requests run in a step. FCFS continuous batching with chunked prefill, one step ahead of the device.
+
+schedule() is called for step N + 1 before update() has seen the result of step N, any number of steps deep. Nothing
+here waits: what a decode row will have computed is kept as an upper bound and corrected when its result returns.
+
+Running requests come first, in order of arrival, then waiting ones as budget, slots and blocks allow. As nobody
+overtakes, the oldest unfinished request can always run and is never preempted: the scheduler cannot deadlock.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from runtime.batch import QueryRow, RowShape, SlotPool, order_rows, uniform_query_length
+from runtime.errors import CapacityError
+from runtime.kv_cache import BlockAllocator
+from runtime.metrics import AcceptanceStats
+from runtime.plan import (
+    NOT_FINISHED,
+    STOPPED_BY_LENGTH,
+    STOPPED_BY_TOKEN,
+    Admission,
+    BlockWrite,
+    FinishReason,
+    ScheduledRow,
+    StepPlan,
+    StepResult,
+    TokenUpdate,
+)
+from runtime.request import Request, RequestState
+from runtime.request_queue import RequestQueue
+from runtime.scheduler_limits import SchedulerCounters, SchedulerLimits
+
+logger = logging.getLogger(__name__)
+
+_FINISH_REASONS: dict[int, FinishReason] = {STOPPED_BY_TOKEN: "stop", STOPPED_BY_LENGTH: "length"}
+
+
+@dataclass
+class _Draft:
+    """A step while it is being filled."""
+
+    budget: int
+    rows: list[ScheduledRow] = field(default_factory=list)
+    admissions: list[Admission] = field(default_factory=list)
+    block_writes: list[BlockWrite] = field(default_factory=list)
+
+
+class Scheduler:
+    """Plans steps and applies their results. One owner calls it, from one thread.
+
+    max_model_len is the smaller of limits.max_model_len and the KV pool; the device must clamp at this value. A
+    request that outgrows the pool then ends exactly at the last position that the pool can hold, with finish_reason
+    "length", the same with and without speculation, instead of somewhere before it for want of room for k drafts.
+    """
+
+    def __init__(
+        self, limits: SchedulerLimits, blocks: BlockAllocator, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.limits = limits
+        self.blocks = blocks
+        self.slots = SlotPool(limits.max_num_seqs)
+        self.max_model_len = min(limits.max_model_len, blocks.num_positions)
+        self.counters = SchedulerCounters()
+        self.acceptance = AcceptanceStats(limits.num_speculative_tokens)
+        self._queue = RequestQueue(self.slots, blocks)
+        self._clock = clock
+        self._in_flight: deque[StepPlan] = deque()
+        self._steps = itertools.count()
+        if self.max_model_len < limits.max_model_len:
+            logger.warning(
+                "max_model_len = %d is above the %d positions of the KV pool (num_blocks = %d, block_size = %d): "
+                "requests end at %d tokens",
+                limits.max_model_len, blocks.num_positions, blocks.num_blocks, blocks.block_size, self.max_model_len,
+            )
+
+    def add(self, request: Request) -> None:
+        """Queue a request. CapacityError when it can never produce a token; RuntimeError for an id in use."""
+        prompt_len = len(request.prompt_token_ids)
+        if prompt_len + 1 > self.limits.max_model_len:
+            raise CapacityError(
+                f"prompt of request {request.request_id!r} = {prompt_len} tokens: with one output token that is above "
+                f"max_model_len = {self.limits.max_model_len}; shorten the prompt or raise max_model_len"
+            )
+        if prompt_len + 1 > self.max_model_len:
+            raise CapacityError(
+                f"prompt of request {request.request_id!r} = {prompt_len} tokens: with one output token it needs "
+                f"{self.blocks.blocks_for(prompt_len + 1)} KV blocks of {self.blocks.block_size} positions, but "
+                f"num_blocks = {self.blocks.num_blocks}; shorten the prompt or raise num_blocks"
+            )
+        self._queue.add(request, self.limits.num_speculative_tokens)
+
+    def cancel(self, request_id: str) -> bool:
+        """End a request in any state. False when it has ended before: a cancel may cross its last token."""
+        return self.finish(request_id, "cancelled")
+
+    def finish(self, request_id: str, reason: FinishReason) -> bool:
+        """End a request from the host side (a stop string, a cancel). Its frames in flight are dropped on return."""
+        request = self._queue.get(request_id)
+        if request is not None:
+            self._queue.retire(request, reason)
+        return request is not None
+
+    @property
+    def has_unfinished(self) -> bool:
+        return len(self._queue) > 0
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._queue.waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._queue.running)
+
+    @property
+    def num_steps_in_flight(self) -> int:
+        """Plans that schedule() gave out and update() has not seen."""
+        return len(self._in_flight)
+
+    def schedule(self) -> StepPlan | None:
+        """The next step, to be launched at once; None when nothing can run before a step in flight returns.
+
+        With no step in flight and a request unfinished there is always a plan.
+        """
+        draft = _Draft(budget=self.limits.max_num_batched_tokens)
+        # A running request that lacks a block must not see it go to one that arrived later.
+        if self._schedule_running(draft):
+            self._admit_waiting(draft)
+        if not draft.rows:
+            return None
+        plan = self._seal(draft)
+        self._in_flight.append(plan)
+        return plan
+
+    def _schedule_running(self, draft: _Draft) -> bool:
+        """Rows of running requests by arrival. False when blocks ran out, whether a preemption helped or not."""
+        enough_blocks = True
+        for request in tuple(self._queue.running):
+            if request.state is not RequestState.RUNNING:
+                break  # it was preempted for an earlier one in this loop, and so were all behind it
+            # Each sampling frame in flight yields a token or ends the request: this one is over when they return.
+            if request.min_total_len >= self._max_total_len(request):
+                continue
+            num_tokens = self._num_tokens(request, draft.budget)
+            # A decode row is 1 + k tokens or none. Trimming its drafts would break the uniform step for the whole
+            # batch; a request that skips a step keeps its drafts on the device.
+            if num_tokens == 0:
+                continue
+            # Prefill rows were covered when they were admitted.
+            if not request.is_prefilling:
+                coverage = self._decode_coverage(request)
+                if not self.blocks.can_cover(request.request_id, coverage):
+                    enough_blocks = False
+                    if not self._make_room(request, coverage):
+                        break
+                self._extend(request, coverage, draft)
+            self._add_row(request, num_tokens, draft)
+        return enough_blocks
+
+    def _admit_waiting(self, draft: _Draft) -> None:
+        while self._queue.waiting and draft.budget > 0 and self.slots.num_free > 0:
+            request = self._queue.waiting[0]
+            # The whole prefill and the first decode row, though perhaps only a chunk runs now: a prompt is not
+            # started that would run out of blocks in the middle of its prefill.
+            coverage = min(request.num_tokens + self.limits.query_len, self.max_model_len)
+            if not self.blocks.can_cover(request.request_id, coverage):
+                return
+            admission, block_writes = self._queue.admit(coverage, self._max_total_len(request))
+            draft.admissions.append(admission)
+            draft.block_writes += block_writes
+            self._add_row(request, self._num_tokens(request, draft.budget), draft)
+
+    def _num_tokens(self, request: Request, budget: int) -> int:
+        if request.is_prefilling:
+            return min(request.prefill_len - request.num_scheduled, budget)
+        return self.limits.query_len if self.limits.query_len <= budget else 0
+
+    def _max_total_len(self, request: Request) -> int:
+        return min(len(request.prompt_token_ids) + request.params.max_tokens, self.max_model_len)
+
+    def _start_upper(self, request: Request) -> int:
+        """Upper bound of the position at which the next row begins; exact while prefilling.
+
+        A decode row begins at its total length - 1 and the total never passes max_total_len, whatever is in flight.
+        """
+        return min(request.num_scheduled, self._max_total_len(request) - 1)
+
+    def _decode_coverage(self, request: Request) -> int:
+        """Positions that the block table must reach before a decode row may be launched.
+
+        Let s be the upper bound of the row's first position; it counts 1 + k for each frame in flight, of which the
+        host has seen nothing. The verify row writes s .. s + k. The proposer that runs behind it in the same step
+        begins at most at s + k + 1 (all accepted) and writes an anchor and k drafts from there, through the same
+        table when it keeps K/V of its own. That makes s + 2 (1 + k), or s + 1 without drafts. The device writes
+        nothing at or past max_model_len.
+        """
+        reach = 2 * self.limits.query_len if self.limits.num_speculative_tokens else 1
+        return min(self._start_upper(request) + reach, self.max_model_len)
+
+    def _make_room(self, request: Request, coverage: int) -> bool:
+        """Preempt later requests, the latest first, until the pool can cover this one. False when none is left.
+
+        The latest request has nobody to take from: it keeps what it holds and waits. Older ones run on, and either
+        end and free blocks or take its own. Alone it always fits, as max_model_len is bounded by the pool.
+        """
+        while not self.blocks.can_cover(request.request_id, coverage):
+            if self._queue.running[-1] is request:
+                self.counters.blocked_rows += 1
+                return False
+            self._queue.preempt_latest()
+            self.counters.preemptions += 1
+        return True
+
+    def _extend(self, request: Request, coverage: int, draft: _Draft) -> None:
+        assert request.slot is not None
+        for column, block in self.blocks.extend(request.request_id, coverage):
+            draft.block_writes.append(BlockWrite(request.slot, column, block))
+
+    def _add_row(self, request: Request, num_tokens: int, draft: _Draft) -> None:
+        assert request.slot is not None
+        is_prefilling = request.is_prefilling
+        row = ScheduledRow(
+            request_id=request.request_id,
+            epoch=request.epoch,
+            slot=request.slot,
+            num_tokens=num_tokens,
+            num_drafts=0 if is_prefilling else self.limits.num_speculative_tokens,
+            is_prefilling=is_prefilling,
+            samples=not is_prefilling or request.num_scheduled + num_tokens == request.prefill_len,
+            start_upper=self._start_upper(request),
+        )
+        request.launch(row)
+        draft.budget -= num_tokens
+        draft.rows.append(row)
+
+    def _seal(self, draft: _Draft) -> StepPlan:
+        query_len = self.limits.query_len
+        rows = order_rows(draft.rows, query_len, lambda row: RowShape(row.num_tokens, row.is_prefilling))
+        prefill_lens = {request.request_id: request.prefill_len for request in self._queue.running}
+        states = (QueryRow(row.start_upper, prefill_lens[row.request_id], row.num_tokens) for row in rows)
+        return StepPlan(
+            step=next(self._steps),
+            rows=tuple(rows),
+            admissions=tuple(draft.admissions),
+            block_writes=tuple(draft.block_writes),
+            num_tokens=sum(row.num_tokens for row in rows),
+            query_len=uniform_query_length(states, query_len),
+        )
+
+    def update(self, plan: StepPlan, result: StepResult) -> list[TokenUpdate]:
+        """Apply the result of the oldest step in flight; returns what each request gained, in row order.
+
+        Rows whose request has left its slot since (finished, cancelled, preempted) are dropped. RuntimeError when the
+        plan is not the oldest in flight (or came twice), or when the result contradicts it.
+        """
+        if not self._in_flight or self._in_flight[0] is not plan:
+            oldest = self._in_flight[0].step if self._in_flight else "none"
+            raise RuntimeError(f"result of step {plan.step} cannot be applied: the oldest step in flight is {oldest}")
+        result.check_rows(plan)
+        self._in_flight.popleft()
+        now = self._clock()
+        updates = []
+        for index, row in enumerate(plan.rows):
+            request = self._queue.owner(row)
+            if request is None:
+                self.counters.stale_rows += 1
+                continue
+            result.check(index, row, request.num_tokens, self._max_total_len(request))
+            token_ids = result.tokens(index)
+            request.collect(row, token_ids, now)
+            if row.samples:
+                updates.append(self._emit(request, token_ids, result.num_drafts[index], result.finished[index]))
+        return updates
+
+    def _emit(self, request: Request, token_ids: list[int], num_drafts: int, finished: int) -> TokenUpdate:
+        # Accepted drafts are the emitted tokens - 1, at a stop inside the block as well (see AcceptanceStats).
+        for stats in (request.acceptance, self.acceptance):
+            stats.add_step(int(num_drafts), len(token_ids) - 1)
+        if finished == NOT_FINISHED:
+            return TokenUpdate(request.request_id, token_ids)
+        reason = _FINISH_REASONS[int(finished)]
+        wanted = min(len(request.prompt_token_ids) + request.params.max_tokens, self.limits.max_model_len)
+        if reason == "length" and wanted > self.max_model_len:
+            self.counters.capacity_limited += 1
+        self._queue.retire(request, reason)
+        return TokenUpdate(request.request_id, token_ids, reason)
+
+    def check_integrity(self) -> None:
+        """RuntimeError unless slots, blocks, queue order and frames in flight agree with each other."""
+        self._queue.check_integrity(self._in_flight)
+
+    def __str__(self) -> str:
+        return f"Scheduler({self._queue}, steps_in_flight={len(self._in_flight)}, {self.counters})"
