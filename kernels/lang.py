@@ -18,6 +18,7 @@ from inspect import signature
 from types import FunctionType
 from typing import Any, TypeVar
 
+import numpy as np
 from numba import cuda, float32, int32, int64, uint32, uint64
 from numba.core import config as _numba_config
 
@@ -82,6 +83,18 @@ def source_of(obj: object) -> FunctionType | None:
         return None
     source = getattr(obj, "py_func", None) or getattr(obj, "fn", None)
     return source if isinstance(source, FunctionType) and source.__module__.startswith("kernels.") else None
+
+
+@device_function
+def float_of_bits(bits):
+    """The float32 whose bits are those of an int32."""
+    return np.int32(bits).view(np.float32)
+
+
+@device_function
+def bits_of_float(value):
+    """The bits of a float32, as an int32."""
+    return np.float32(value).view(np.int32)
 
 
 @device_function

@@ -1,0 +1,71 @@
+"""Argmax over the vocabulary, the greedy sampler."""
+
+from __future__ import annotations
+
+from kernels.lang import MAX_THREADS, NEG_INF, bits_of_float, block_max, cuda, device_function, f32, i32, kernel
+
+_TILE = 512
+"""Columns that a thread looks at before it asks whether its best has moved."""
+
+_LOWEST = i32(-2147483648)
+
+
+@device_function
+def _order(value):
+    """An integer that orders as the float does, NaN lowest and -0 equal to 0: LLVM vectorises an integer maximum, but no
+    floating-point one that may meet a NaN."""
+    bits = bits_of_float(value)
+    order = i32(bits ^ ((bits >> i32(31)) & i32(0x7FFFFFFF)))
+    if value == f32(0.0):
+        order = i32(0)
+    if value != value:
+        order = _LOWEST
+    return order
+
+
+@kernel(writes=("out",))
+def argmax(out, logits, vocab_size, num_rows):
+    """out[j] = column of the largest of logits[j, :vocab_size] for the live rows; the lowest column wins a tie.
+
+    NaN never wins, columns from vocab_size on (padding of the head) are not looked at, and a row with nothing above -inf (all NaN,
+    all -inf) yields 0: the result is always a valid id.
+
+    Args:
+        out: int32 [J].
+        logits: float32 [J, V'], V' >= vocab_size.
+        vocab_size: int32.
+        num_rows: int32 [1], live rows.
+
+    Launch: a block a row, threads over the columns. A thread finds the first tile (of its share of the columns) that holds its
+    maximum, then the first such column in that tile; the block takes the lowest column of those that hold the block's maximum.
+    Block `j` owns out[j]; barriers are reached by all its threads. Safe under capture. Oracle: oracle_forward.argmax.
+    """
+    scratch = cuda.shared.array(MAX_THREADS, f32)
+    winner = cuda.shared.array(1, i32)
+    tile = _TILE * cuda.blockDim.x
+    for row in range(cuda.blockIdx.x, num_rows[0], cuda.gridDim.x):
+        best = i32(_LOWEST)
+        best_start = 0
+        for start in range(0, vocab_size, tile):
+            tile_best = i32(_LOWEST)
+            for i in range(start + cuda.threadIdx.x, min(start + tile, vocab_size), cuda.blockDim.x):
+                tile_best = max(tile_best, _order(logits[row, i]))
+            if tile_best > best:
+                best = tile_best
+                best_start = start
+        value = NEG_INF
+        column = vocab_size
+        for i in range(best_start + cuda.threadIdx.x, min(best_start + tile, vocab_size), cuda.blockDim.x):
+            if logits[row, i] > value:
+                value = logits[row, i]
+                column = i
+        largest = block_max(value, scratch)
+        if cuda.threadIdx.x == 0:
+            winner[0] = vocab_size
+        cuda.syncthreads()
+        if value == largest:
+            cuda.atomic.min(winner, 0, column)
+        cuda.syncthreads()
+        if cuda.threadIdx.x == 0:
+            out[row] = winner[0] if winner[0] < vocab_size else 0
+        cuda.syncthreads()

@@ -1,0 +1,23 @@
+"""Bias of a projection (Qwen2 has one on q, k and v)."""
+
+from __future__ import annotations
+
+from kernels.lang import cuda, kernel
+
+
+@kernel(writes=("x",))
+def add_bias(x, bias, num_tokens):
+    """x[t] += bias for the live tokens.
+
+    Args:
+        x: float32 [T, C], updated in place.
+        bias: float32 [C].
+        num_tokens: int32 [1], live rows.
+
+    Launch: a block a token, threads over the columns. Block `t` owns row t. No barrier; safe under capture, and not idempotent.
+    Oracle: oracle_forward.add_bias.
+    """
+    width = x.shape[1]
+    for row in range(cuda.blockIdx.x, num_tokens[0], cuda.gridDim.x):
+        for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
+            x[row, i] += bias[i]

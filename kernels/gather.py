@@ -1,0 +1,25 @@
+"""Row gather: only the rows that are asked for logits go through the head."""
+
+from __future__ import annotations
+
+from kernels.lang import cuda, kernel
+
+
+@kernel(writes=("out",))
+def gather_rows(out, x, indices, num_rows):
+    """out[j] = x[indices[j]] for the live rows.
+
+    Args:
+        out: float32 [J, H].
+        x: float32 [T, H].
+        indices: int32 [J], each in [0, T).
+        num_rows: int32 [1], live rows of `out`.
+
+    Launch: a block a row, threads over the columns. Block `j` owns row j of `out`. No barrier; safe under capture.
+    Oracle: oracle_forward.gather_rows.
+    """
+    width = x.shape[1]
+    for row in range(cuda.blockIdx.x, num_rows[0], cuda.gridDim.x):
+        source = indices[row]
+        for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
+            out[row, i] = x[source, i]

@@ -1,0 +1,63 @@
+"""RMSNorm, alone and fused with the residual add that precedes it in every decoder layer (Zhang and Sennrich, 2019)."""
+
+from __future__ import annotations
+
+import math
+
+from kernels.lang import MAX_THREADS, block_sum, cuda, f32, kernel
+
+
+@kernel(writes=("out",))
+def rms_norm(out, x, weight, eps, num_tokens):
+    """out[t] = x[t] / sqrt(mean(x[t]**2) + eps) * weight for the live tokens.
+
+    Args:
+        out: float32 [T, H]; may be `x` itself.
+        x: float32 [T, H].
+        weight: float32 [H].
+        eps: float32.
+        num_tokens: int32 [1], live rows.
+
+    Launch: a block a token, threads over the columns; the sum of squares is a block reduction (its barriers are reached by
+    every thread of the block: the row loop depends on blockIdx alone). Block `t` owns row t. Safe under capture.
+    Oracle: oracle_forward.rms_norm.
+    """
+    scratch = cuda.shared.array(MAX_THREADS, f32)
+    width = x.shape[1]
+    for row in range(cuda.blockIdx.x, num_tokens[0], cuda.gridDim.x):
+        squares = f32(0.0)
+        for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
+            squares += x[row, i] * x[row, i]
+        mean = block_sum(squares, scratch) / f32(width)
+        scale = f32(1.0) / f32(math.sqrt(mean + eps))
+        for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
+            out[row, i] = x[row, i] * scale * weight[i]
+
+
+@kernel(writes=("out", "residual"))
+def add_rms_norm(out, residual, x, weight, eps, num_tokens):
+    """residual[t] += x[t]; out[t] = RMSNorm(residual[t]) * weight for the live tokens.
+
+    Args:
+        out: float32 [T, H].
+        residual: float32 [T, H], updated in place.
+        x: float32 [T, H], what the sublayer adds to the residual stream; may be `out` itself.
+        weight: float32 [H].
+        eps: float32.
+        num_tokens: int32 [1], live rows.
+
+    Launch, ownership and syncs as in `rms_norm`. A thread reads back only those columns of `residual` that it wrote itself.
+    Replaying it is not idempotent: the residual grows each time. Oracle: oracle_forward.add_rms_norm.
+    """
+    scratch = cuda.shared.array(MAX_THREADS, f32)
+    width = x.shape[1]
+    for row in range(cuda.blockIdx.x, num_tokens[0], cuda.gridDim.x):
+        squares = f32(0.0)
+        for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
+            value = residual[row, i] + x[row, i]
+            residual[row, i] = value
+            squares += value * value
+        mean = block_sum(squares, scratch) / f32(width)
+        scale = f32(1.0) / f32(math.sqrt(mean + eps))
+        for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
+            out[row, i] = residual[row, i] * scale * weight[i]
