@@ -1,0 +1,58 @@
+"""What the program says on stderr while it works: log lines and progress bars. stdout carries answers only."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TypeAlias
+
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+
+Advance: TypeAlias = Callable[[int, int], None]
+"""advance(done, total): bytes done so far, bytes in all (0 when not known)."""
+
+ProgressBars: TypeAlias = Callable[[str], AbstractContextManager[Advance]]
+"""bars(title) opens a progress bar; inside it, call the given Advance."""
+
+
+def start_logging(*, quiet: bool) -> None:
+    """Sends the program's log records to stderr, warnings only when `quiet`."""
+    logger = logging.getLogger("runtime")
+    logger.setLevel(logging.WARNING if quiet else logging.INFO)
+    logger.propagate = False
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+    if sys.stderr.isatty():
+        logger.addHandler(RichHandler(console=Console(stderr=True), show_path=False, show_level=False, markup=False))
+    else:
+        # A file or a pipe gets plain lines, not wrapped to the width of a terminal that is not there.
+        plain = logging.StreamHandler(sys.stderr)
+        plain.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+        logger.addHandler(plain)
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Advance]:
+    """A bar of bytes on stderr; in a pipe or file one line when it is done."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(title, total=None)
+
+        def advance(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total or None)
+
+        yield advance
+
+
+@contextmanager
+def silent_bar(title: str) -> Iterator[Advance]:
+    """The same without output."""
+
+    def advance(done: int, total: int) -> None:
+        return None
+
+    yield advance
