@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from kernels.lang import MAX_THREADS, NEG_INF, bits_of_float, block_max, cuda, device_function, f32, i32, kernel
+from kernels.lang import MAX_THREADS, NEG_INF, bits_of_float, block_max, cuda, device_function, f32, i32, kernel, u64
 
 _TILE = 512
 """Columns that a thread looks at before it asks whether its best has moved."""
 
 _LOWEST = i32(-2147483648)
+_INFINITY_BITS = i32(0x7F800000)
 
 
 @device_function
@@ -15,10 +16,10 @@ def _order(value):
     """An integer that orders as the float does, NaN lowest and -0 equal to 0: LLVM vectorises an integer maximum, but no
     floating-point one that may meet a NaN."""
     bits = bits_of_float(value)
-    order = i32(bits ^ ((bits >> i32(31)) & i32(0x7FFFFFFF)))
-    if value == f32(0.0):
-        order = i32(0)
-    if value != value:
+    order = bits
+    if bits < i32(0):
+        order = i32(_LOWEST - bits)
+    if bits > _INFINITY_BITS:
         order = _LOWEST
     return order
 
@@ -49,7 +50,7 @@ def argmax(out, logits, vocab_size, num_rows):
         for start in range(0, vocab_size, tile):
             tile_best = i32(_LOWEST)
             for i in range(start + cuda.threadIdx.x, min(start + tile, vocab_size), cuda.blockDim.x):
-                tile_best = max(tile_best, _order(logits[row, i]))
+                tile_best = max(tile_best, _order(logits[row, u64(i)]))
             if tile_best > best:
                 best = tile_best
                 best_start = start
