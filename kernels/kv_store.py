@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernels.lang import cuda, kernel
+from kernels.lang import cuda, kernel, u64
 
 
 @kernel(writes=("k_cache", "v_cache"))
@@ -30,5 +30,5 @@ def store_kv(k_cache, v_cache, qkv, slot_mapping, num_heads, num_tokens):
                 key = (num_heads + head) * head_dim
                 value = (num_heads + num_kv_heads + head) * head_dim
                 for i in range(cuda.threadIdx.x, head_dim, cuda.blockDim.x):
-                    k_cache[block, offset, head, i] = qkv[row, key + i]
-                    v_cache[block, offset, head, i] = qkv[row, value + i]
+                    k_cache[block, offset, head, i] = qkv[row, u64(key + i)]
+                    v_cache[block, offset, head, i] = qkv[row, u64(value + i)]

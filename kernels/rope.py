@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernels.lang import cuda, kernel
+from kernels.lang import cuda, kernel, u64
 
 
 @kernel(writes=("qkv",))
@@ -28,8 +28,8 @@ def rope(qkv, table, positions, num_heads, num_kv_heads, num_tokens):
             start = head * head_dim
             for i in range(cuda.threadIdx.x, half, cuda.blockDim.x):
                 cosine = table[position, i]
-                sine = table[position, half + i]
-                first = qkv[row, start + i]
-                second = qkv[row, start + half + i]
-                qkv[row, start + i] = first * cosine - second * sine
-                qkv[row, start + half + i] = second * cosine + first * sine
+                sine = table[position, u64(half + i)]
+                first = qkv[row, u64(start + i)]
+                second = qkv[row, u64(start + half + i)]
+                qkv[row, u64(start + i)] = first * cosine - second * sine
+                qkv[row, u64(start + half + i)] = second * cosine + first * sine
