@@ -1,0 +1,144 @@
+"""What the runtime needs of a device, and how to open one."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy.typing as npt
+
+from graphs.cpu_executor import CpuExecutor
+from graphs.launch import Array, Event, Launcher
+from graphs.simulator_executor import SimulatorExecutor
+from runtime.device_counters import DeviceCounters
+from runtime.errors import DeviceError
+from runtime.virtual_device import VirtualDevice
+from runtime.virtual_queue import Schedule
+
+DeviceKind: TypeAlias = Literal["auto", "cpu", "simulator", "cuda"]
+
+
+class HostArray(Array, Protocol):
+    """Page-locked memory: pinned (copies only) or mapped (kernels see it too). The host goes through these two calls."""
+
+    def write(self, values: npt.ArrayLike, index: Any = ...) -> None: ...
+
+    def read(self, index: Any = ...) -> npt.NDArray[Any]:
+        """A copy of self[index]."""
+        ...
+
+
+class CapturedGraph(Protocol):
+    """A graph with every argument bound. It keeps nothing alive: its arrays must outlive it."""
+
+    name: str
+    reads: frozenset[str]
+    writes: frozenset[str]
+
+    @property
+    def num_nodes(self) -> int: ...
+
+    def launch(self, stream: Any) -> None: ...
+
+    def dot(self) -> str: ...
+
+
+class Capture(Protocol):
+    """A context in which a stream records instead of running."""
+
+    @property
+    def graph(self) -> CapturedGraph: ...
+
+
+class Stream(Launcher, Protocol):
+    name: str
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool: ...
+
+    def capture(self, name: str = "graph") -> AbstractContextManager[Capture]: ...
+
+
+class Device(Protocol):
+    """Memory, streams and events. Arguments and errors: runtime.virtual_device.VirtualDevice."""
+
+    name: str
+    integrated: bool
+    counters: DeviceCounters
+
+    def array(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array: ...
+
+    def constant(self, name: str, values: npt.ArrayLike) -> Array: ...
+
+    def pinned(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> HostArray: ...
+
+    def mapped(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> HostArray: ...
+
+    def free(self, array: Any) -> None: ...
+
+    def download(self, array: Any) -> npt.NDArray[Any]: ...
+
+    def upload(self, array: Any, values: npt.ArrayLike) -> None: ...
+
+    def stream(self, name: str) -> Stream: ...
+
+    def event(self, name: str = "event") -> Event: ...
+
+    def synchronize(self) -> None: ...
+
+    def allocated_bytes(self) -> dict[Any, int]: ...
+
+    def close(self) -> None: ...
+
+
+def cuda_unavailable() -> str | None:
+    """Why a CUDA device cannot be opened, or None. Imports CuPy, touches no memory."""
+    try:
+        import cupy
+    except ImportError:
+        return "CuPy is not installed; pip install draftgraph[cu12] or draftgraph[cu13]"
+    try:
+        count = int(cupy.cuda.runtime.getDeviceCount())
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return f"CuPy finds no usable GPU ({error}); check the driver with nvidia-smi"
+    return None if count else "CuPy finds no GPU; check CUDA_VISIBLE_DEVICES"
+
+
+def resolve_kind(kind: DeviceKind) -> tuple[Literal["cpu", "simulator", "cuda"], str]:
+    """Which device `kind` means on this machine, and why: the text that `draftgraph info` prints."""
+    if kind != "auto":
+        return kind, "asked for"
+    missing = cuda_unavailable()
+    return ("cuda", "a GPU and CuPy were found") if missing is None else ("cpu", missing)
+
+
+def open_device(
+    kind: DeviceKind = "auto",
+    *,
+    schedule: Schedule = "lazy",
+    seed: int = 0,
+    detect: bool = True,
+    poison: bool = False,
+) -> Device:
+    """Open a device.
+
+    Args:
+        kind: cpu, simulator (needs NUMBA_ENABLE_CUDASIM=1), cuda, or auto: cuda where it is usable, else cpu.
+        schedule, seed, detect, poison: of the virtual device; a GPU has its own order.
+
+    Raises:
+        DeviceError: the kind is unknown, or cannot be opened here.
+    """
+    resolved, _ = resolve_kind(kind)
+    if resolved == "cpu":
+        return VirtualDevice(CpuExecutor(), schedule=schedule, seed=seed, detect=detect, poison=poison)
+    if resolved == "simulator":
+        try:
+            executor = SimulatorExecutor()
+        except RuntimeError as error:
+            raise DeviceError(str(error)) from error
+        return VirtualDevice(executor, schedule=schedule, seed=seed, detect=detect, poison=poison)
+    if resolved == "cuda":
+        raise DeviceError(f"device = cuda: {cuda_unavailable() or 'this version has no CUDA device yet'}; use device = cpu")
+    raise DeviceError(f"device = {kind!r}; use auto, cpu, simulator or cuda")

@@ -1,0 +1,172 @@
+"""One launch, matrix product, copy or fill, bound to its arrays: what a virtual stream queues and a virtual graph replays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from graphs.executor import Executor, KernelArgument, bind_matmul
+from graphs.launch import Array, Grid
+from kernels.lang import MAX_THREADS, Kernel
+from runtime.errors import DeviceError
+from runtime.race_detector import Access, UseAfterFree
+from runtime.virtual_memory import Allocation, PinnedArray, VirtualArray
+
+CopyKind: TypeAlias = Literal["h2d", "d2h", "d2d", "h2h"]
+
+_INT32 = np.iinfo(np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Attributes:
+    label: for reports.
+    call: does it.
+    accesses: the bytes it touches, constants left out.
+    allocations: everything it uses, constants included.
+    copy: kind and bytes when it is a copy.
+    landing: the page-locked destination of a copy from the device, filled with poison until the copy has run.
+    """
+
+    label: str
+    call: Callable[[], None]
+    accesses: tuple[Access, ...]
+    allocations: tuple[Allocation, ...]
+    copy: tuple[CopyKind, int] | None = None
+    landing: VirtualArray | None = None
+
+
+def bind_launch(
+    device: object, executor: Executor, kernel: Kernel, grid: Grid, block: int, args: tuple[Array | int | float, ...]
+) -> Work:
+    """Bind a kernel. Compiles it if this signature is new.
+
+    Raises:
+        DeviceError: wrong number or type of arguments, an integer outside int32, an empty grid, a block beyond MAX_THREADS,
+            a store to a constant, page-locked memory as an argument.
+    """
+    if not isinstance(kernel, Kernel):
+        raise DeviceError(f"launch of {kernel!r}: not declared with kernels.lang.kernel")
+    if len(args) != len(kernel.params):
+        raise DeviceError(f"{kernel.name} takes {len(kernel.params)} arguments {kernel.params}, got {len(args)}")
+    if not 1 <= block <= MAX_THREADS:
+        raise DeviceError(f"{kernel.name}: block = {block}, outside 1..{MAX_THREADS}")
+    if min(grid if isinstance(grid, tuple) else (grid,)) < 1:
+        raise DeviceError(f"{kernel.name}: grid = {grid} is empty; bound the rows by a live count on the device instead")
+    bound: list[KernelArgument] = []
+    reads: list[VirtualArray] = []
+    writes: list[VirtualArray] = []
+    for param, arg in zip(kernel.params, args):  # noqa: B905 - lengths are equal
+        what = f"{kernel.name}({param})"
+        if isinstance(arg, VirtualArray):
+            if isinstance(arg, PinnedArray):
+                raise DeviceError(f"{what}: kernels do not see pinned memory `{arg.name}`; copy it to the device or use mapped()")
+            _usable(device, what, arg, writes=param in kernel.writes)
+            (writes if param in kernel.writes else reads).append(arg)
+            bound.append(arg.values)
+        elif param in kernel.writes:
+            raise DeviceError(f"{what} is stored to and must be an array, got {arg!r}")
+        else:
+            bound.append(_scalar(what, arg))
+    accesses, allocations = _footprint(reads, writes)
+    return Work(f"launch {kernel.name}", executor.bind(kernel, grid, block, tuple(bound)), accesses, allocations)
+
+
+def bind_product(device: object, out: Array, x: Array, weight: Array, rows: Array) -> Work:
+    """Bind out[i] = x[i] @ weight.T for i < rows[0]. DeviceError when the shapes do not fit."""
+    out = _usable(device, "matmul(out)", out, writes=True)
+    x = _usable(device, "matmul(x)", x)
+    weight = _usable(device, "matmul(weight)", weight)
+    rows = _usable(device, "matmul(rows)", rows)
+    if not (
+        len(out.shape) == len(x.shape) == len(weight.shape) == 2
+        and out.shape == (x.shape[0], weight.shape[0])
+        and x.shape[1] == weight.shape[1]
+    ):
+        raise DeviceError(
+            f"matmul: out {out.name} {out.shape}, x {x.name} {x.shape}, weight {weight.name} {weight.shape} do not fit "
+            "[T, n_out] = [T, n_in] x [n_out, n_in]"
+        )
+    if rows.shape != (1,) or rows.dtype != np.int32:
+        raise DeviceError(f"matmul: rows {rows.name} is {rows.dtype} {rows.shape}, needs int32 (1,)")
+    accesses, allocations = _footprint((x, weight, rows), (out,))
+    call = bind_matmul(out.values, x.values, weight.values, rows.values)
+    return Work(f"matmul {weight.name} -> {out.name}", call, accesses, allocations)
+
+
+def bind_copy(device: object, dst: Array, src: Array) -> Work:
+    """Bind dst[...] = src. DeviceError when shape or dtype differ or an end is pageable memory."""
+    dst, src = _usable(device, "copy(dst)", dst, writes=True), _usable(device, "copy(src)", src)
+    what = f"copy {src.name} -> {dst.name}"
+    if dst.shape != src.shape or dst.dtype != src.dtype:
+        raise DeviceError(f"{what}: {src.dtype} {src.shape} does not fit {dst.dtype} {dst.shape}")
+    kind = _COPY_KINDS[isinstance(src, PinnedArray), isinstance(dst, PinnedArray)]
+    target, source = dst.values, src.values
+
+    def call() -> None:
+        target[...] = source
+
+    accesses, allocations = _footprint((src,), (dst,))
+    return Work(what, call, accesses, allocations, (kind, dst.nbytes), dst if kind == "d2h" else None)
+
+
+def bind_fill(device: object, dst: Array, value: int | float) -> Work:
+    """Bind dst[...] = value. DeviceError when the value does not fit the dtype."""
+    dst = _usable(device, "fill(dst)", dst, writes=True)
+    what = f"fill {dst.name}"
+    if dst.dtype.kind in "iu":
+        bounds = np.iinfo(dst.dtype)
+        if not isinstance(value, (int, np.integer)) or not bounds.min <= value <= bounds.max:
+            raise DeviceError(f"{what}: value = {value!r} does not fit {dst.dtype}")
+    target = dst.values
+
+    def call() -> None:
+        target.fill(value)
+
+    accesses, allocations = _footprint((), (dst,))
+    return Work(what, call, accesses, allocations)
+
+
+_COPY_KINDS: dict[tuple[bool, bool], CopyKind] = {
+    (True, False): "h2d",
+    (False, True): "d2h",
+    (False, False): "d2d",
+    (True, True): "h2h",
+}
+
+
+def _scalar(what: str, value: object) -> np.int32 | np.float32:
+    if isinstance(value, (int, np.integer)):
+        if not _INT32.min <= value <= _INT32.max:
+            raise DeviceError(f"{what} = {value}, outside int32")
+        return np.int32(value)
+    if isinstance(value, (float, np.floating)):
+        if math.isfinite(value) and abs(value) > np.finfo(np.float32).max:
+            raise DeviceError(f"{what} = {value}, outside float32")
+        return np.float32(value)
+    raise DeviceError(f"{what} = {value!r}: arguments are arrays of this device, ints or floats")
+
+
+def _usable(device: object, what: str, array: object, *, writes: bool = False) -> VirtualArray:
+    if not isinstance(array, VirtualArray):
+        raise DeviceError(f"{what}: {type(array).__name__} is no array of this device; host memory must come from device.pinned()")
+    allocation = array.allocation
+    if allocation.device is not device:
+        raise DeviceError(f"{what}: `{array.name}` belongs to another device")
+    if allocation.freed:
+        raise UseAfterFree(f"{what}: `{array.name}` was freed")
+    if writes and allocation.kind == "constant":
+        raise DeviceError(f"{what}: `{array.name}` is a constant and cannot be written")
+    return array
+
+
+def _footprint(
+    reads: tuple[VirtualArray, ...] | list[VirtualArray], writes: tuple[VirtualArray, ...] | list[VirtualArray]
+) -> tuple[tuple[Access, ...], tuple[Allocation, ...]]:
+    accesses = [Access(array.allocation, array.start, array.stop, True) for array in writes]
+    accesses += [Access(array.allocation, array.start, array.stop, False) for array in reads if array.allocation.kind != "constant"]
+    return tuple(accesses), tuple({array.allocation: None for array in (*writes, *reads)})
