@@ -179,7 +179,8 @@ class RunConfig(Section):
 
     def as_dict(self) -> dict[str, Any]:
         """The configuration with its YAML names, ready for `load_config` or JSON."""
-        return self.model_dump(mode="json", by_alias=True)
+        # pydantic warns of the bucket tuples because the strict union expects no list in their place.
+        return self.model_dump(mode="json", by_alias=True, warnings=False)
 
 
 def _contradictions(config: RunConfig) -> list[str]:
