@@ -15,12 +15,16 @@ _INFINITY = f32(float("inf"))
 
 @device_function
 def exp(x):
-    """e**x for float32, relative error below 3e-7; 0 below -87, infinity above 88, NaN for NaN."""
+    """e**x for float32; 0 below -87, infinity above 88, NaN for NaN.
+
+    Relative error below 3e-7; on a CPU without fused multiply-add, where the two parts of ln(2) are added up again, 6e-8 * |x|.
+    """
     inside = min(max(x, _LOWEST), _HIGHEST)
     # Biased exponent: the sum is positive, so that the cut towards zero is a floor.
     exponent = i32(inside * f32(1.44269504) + f32(127.5))
-    n = f32(exponent) - f32(127.0)
-    # ln(2) in two parts. The first has few enough bits for n * part to be exact, with or without a fused multiply-add.
+    # Subtracted as integers: as floats, a compiler that may reassociate would distribute the 127 over the next line.
+    n = f32(i32(exponent - i32(127)))
+    # ln(2) in two parts, the first short enough for n * part to be exact.
     r = (inside - n * f32(0.693359375)) - n * f32(-2.12194440e-4)
     p = f32(1.9875691500e-4)
     p = p * r + f32(1.3981999507e-3)

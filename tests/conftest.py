@@ -1,0 +1,54 @@
+"""Before any test module imports Numba: simulator on, and the packages under test are those of this checkout.
+
+Numba reads NUMBA_ENABLE_CUDASIM once, at its import, so one process either simulates or has a GPU: `-m gpu` on a machine with a GPU is
+the one run that does not simulate.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def has_gpu() -> bool:
+    """Does the CUDA driver of this machine see a device?"""
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int()
+    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+
+
+def selects_gpu(expression: str) -> bool:
+    """Does the `-m` expression ask for GPU tests?"""
+    return "gpu" in expression.split() and "not gpu" not in expression
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # PyPI has a package `kernels` too: where it wins, every test would run against something else.
+    import kernels
+
+    if not Path(kernels.__file__ or "").resolve().is_relative_to(ROOT):
+        raise pytest.UsageError(f"`kernels` is {kernels.__file__}, not {ROOT / 'kernels'}: uninstall the package of that name")
+    if "numba" in sys.modules:
+        raise pytest.UsageError("numba was imported before tests/conftest.py could choose between simulator and GPU")
+    on_gpu = selects_gpu(config.getoption("markexpr") or "") and has_gpu()
+    os.environ["NUMBA_ENABLE_CUDASIM"] = "0" if on_gpu else "1"
+    # Not in pyproject.toml: pytest imports the category while it reads the file, which would be too early.
+    config.addinivalue_line("filterwarnings", "error::numba.core.errors.NumbaPerformanceWarning")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ["NUMBA_ENABLE_CUDASIM"] == "0":
+        return
+    reason = "needs a process without the simulator: `make gpu`" if has_gpu() else "no CUDA device on this machine"
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason=reason))

@@ -1,0 +1,330 @@
+"""Every forward kernel against its NumPy oracle, under njit and in the simulator, over grids and block sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kernels import oracle_forward as oracle
+from kernels.argmax import argmax
+from kernels.attention import paged_attention
+from kernels.bias import add_bias
+from kernels.embed import embed
+from kernels.exponential import exp
+from kernels.gather import gather_rows
+from kernels.head_norm import head_norm
+from kernels.kv_store import store_kv
+from kernels.lang import cuda, kernel
+from kernels.rmsnorm import add_rms_norm, rms_norm
+from kernels.rope import rope
+from kernels.swiglu import swiglu
+from tests.kernel_cases import Launch, floats, launches, live, poisoned, untouched
+
+CAPACITY = 5
+ROWS = pytest.mark.parametrize("count", [0, 1, 3, CAPACITY])
+ROW_LAUNCHES = launches((1, 1), (2, 3), (7, 4), (1, 32))
+HEAD_LAUNCHES = launches((1, 1), ((2, 2), 3), ((5, 7), 2), ((1, 1), 32))
+EPS = 1e-5
+
+
+def integers(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+@ROW_LAUNCHES
+@ROWS
+def test_embed(launch: Launch, count: int) -> None:
+    args = {
+        "out": untouched(CAPACITY, 7),
+        "table": floats(1, 11, 7),
+        "input_ids": poisoned(integers(10, 0, -1, 11, 10), count),  # the last id, a draft that is none, one past the end, a repeat
+        "num_tokens": live(count),
+    }
+    expected = oracle.embed(**args)
+    launch.check(embed, args, {"out": expected}, rtol=0, atol=0)
+    assert not expected[2:4][: max(count - 2, 0)].any()
+
+
+@ROW_LAUNCHES
+@ROWS
+@pytest.mark.parametrize("width", [1, 5, 33])
+def test_rms_norm(launch: Launch, count: int, width: int) -> None:
+    args = {
+        "out": untouched(CAPACITY, width),
+        "x": poisoned(floats(2, CAPACITY, width) * 3, count),
+        "weight": floats(3, width),
+        "eps": EPS,
+        "num_tokens": live(count),
+    }
+    launch.check(rms_norm, args, {"out": oracle.rms_norm(**args)})
+
+
+@ROW_LAUNCHES
+def test_rms_norm_of_a_zero_row_is_zero(launch: Launch) -> None:
+    args = {"out": untouched(1, 6), "x": np.zeros((1, 6), np.float32), "weight": floats(3, 6), "eps": EPS, "num_tokens": live(1)}
+    launch.check(rms_norm, args, {"out": np.zeros((1, 6), np.float32)}, atol=0)
+
+
+@ROW_LAUNCHES
+@ROWS
+@pytest.mark.parametrize("width", [1, 5, 33])
+def test_add_rms_norm(launch: Launch, count: int, width: int) -> None:
+    args = {
+        "out": untouched(CAPACITY, width),
+        "residual": poisoned(floats(4, CAPACITY, width), count),
+        "x": poisoned(floats(5, CAPACITY, width), count),
+        "weight": floats(6, width),
+        "eps": EPS,
+        "num_tokens": live(count),
+    }
+    out, residual = oracle.add_rms_norm(**args)
+    launch.check(add_rms_norm, args, {"out": out, "residual": residual})
+
+
+@pytest.mark.parametrize("kernel_in_place", [rms_norm, add_rms_norm], ids=lambda k: k.name)
+@ROW_LAUNCHES
+def test_norms_may_write_over_their_input(launch: Launch, kernel_in_place) -> None:
+    x, residual, weight = floats(5, 3, 9), floats(4, 3, 9), floats(6, 9)
+    if kernel_in_place is rms_norm:
+        expected = oracle.rms_norm(x, x, weight, EPS, live(3))
+        launch.run(rms_norm, x, x, weight, EPS, live(3))
+    else:
+        expected, _ = oracle.add_rms_norm(x, residual, x, weight, EPS, live(3))
+        launch.run(add_rms_norm, x, residual, x, weight, EPS, live(3))
+    np.testing.assert_allclose(x, expected, rtol=1e-5, atol=1e-6)
+
+
+@ROW_LAUNCHES
+@ROWS
+def test_add_bias(launch: Launch, count: int) -> None:
+    args = {"x": poisoned(floats(7, CAPACITY, 13), count), "bias": floats(8, 13), "num_tokens": live(count)}
+    launch.check(add_bias, args, {"x": oracle.add_bias(**args)})
+
+
+HEADS = pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(3, 1, 4), (4, 4, 6), (8, 2, 64)], ids=str)
+
+
+def qkv_rows(seed: int, num_heads: int, num_kv_heads: int, head_dim: int, count: int) -> np.ndarray:
+    return poisoned(floats(seed, CAPACITY, (num_heads + 2 * num_kv_heads) * head_dim), count)
+
+
+@HEAD_LAUNCHES
+@HEADS
+@pytest.mark.parametrize("count", [0, 3])
+def test_head_norm(launch: Launch, count: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    args = {
+        "qkv": qkv_rows(9, num_heads, num_kv_heads, head_dim, count),
+        "q_weight": floats(10, head_dim),
+        "k_weight": floats(11, head_dim),
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "eps": EPS,
+        "num_tokens": live(count),
+    }
+    launch.check(head_norm, args, {"qkv": oracle.head_norm(**args)})
+
+
+@HEAD_LAUNCHES
+@HEADS
+@pytest.mark.parametrize("count", [0, 3])
+def test_rope(launch: Launch, count: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    angles = np.arange(20)[:, None] * 0.7 ** np.arange(head_dim // 2)
+    args = {
+        "qkv": qkv_rows(12, num_heads, num_kv_heads, head_dim, count),
+        "table": np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32),
+        "positions": poisoned(integers(19, 0, 7, 7, 1), count),
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "num_tokens": live(count),
+    }
+    launch.check(rope, args, {"qkv": oracle.rope(**args)})
+
+
+def test_rope_oracle_turns_by_the_difference_of_positions() -> None:
+    """The property that rotary embedding is for: q . k depends on the distance alone."""
+    angles = np.arange(20)[:, None] * 0.7 ** np.arange(4)
+    table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    qkv = np.tile(floats(13, 1, 3 * 8), (4, 1))
+    turned = oracle.rope(qkv, table, integers(3, 5, 13, 15), 1, 1, live(4))
+    q, k = turned[:, :8], turned[:, 8:16]
+    assert q[1] @ k[0] == pytest.approx(q[3] @ k[2], rel=1e-5)
+    assert q[1] @ k[0] != pytest.approx(q[2] @ k[0], rel=1e-2)
+
+
+@HEAD_LAUNCHES
+@HEADS
+@pytest.mark.parametrize("count", [0, 4])
+@pytest.mark.parametrize("block_size", [1, 3, 4])
+def test_store_kv(launch: Launch, count: int, block_size: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    blocks = 12 // block_size
+    args = {
+        "k_cache": floats(14, blocks, block_size, num_kv_heads, head_dim),
+        "v_cache": floats(15, blocks, block_size, num_kv_heads, head_dim),
+        "qkv": qkv_rows(16, num_heads, num_kv_heads, head_dim, count),
+        "slot_mapping": poisoned(integers(11, -1, 0, 5, 6), count),
+        "num_heads": num_heads,
+        "num_tokens": live(count),
+    }
+    k_cache, v_cache = oracle.store_kv(**args)
+    launch.check(store_kv, args, {"k_cache": k_cache, "v_cache": v_cache}, rtol=0, atol=0)
+
+
+# Slots with different tables, ids scattered over the cache, -1 behind the last block; four queries of two slots plus a pad.
+TABLES = np.array([[7, 2, 9, -1], [-1, -1, -1, -1], [0, 8, 3, 5]], np.int32)
+
+
+def attention_case(num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, positions: np.ndarray, count: int) -> dict:
+    cache = (10, block_size, num_kv_heads, head_dim)
+    k_cache, v_cache = floats(17, *cache), floats(18, *cache)
+    for unused in (1, 4, 6):  # blocks of no slot: reading one shows
+        k_cache[unused], v_cache[unused] = np.nan, np.nan
+    return {
+        "out": untouched(CAPACITY, num_heads * head_dim),
+        "qkv": qkv_rows(19, num_heads, num_kv_heads, head_dim, count),
+        "k_cache": k_cache,
+        "v_cache": v_cache,
+        "block_tables": TABLES,
+        "token_slot": poisoned(integers(2, 0, 2, 0, 2), count),
+        "positions": poisoned(positions.astype(np.int32), count),
+        "num_heads": num_heads,
+        "scale": head_dim**-0.5,
+        "num_tokens": live(count),
+    }
+
+
+@launches((1, 1), ((2, 2), 3), ((5, 3), 2), ((1, 1), 32))
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(3, 1, 4), (2, 2, 6), (4, 1, 5)], ids=str)
+@pytest.mark.parametrize("block_size", [1, 3, 4])
+def test_paged_attention(launch: Launch, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> None:
+    positions = integers(0, 1, block_size, 3 * block_size - 1, 0)  # first key, mid, first of the second block, last of the table
+    args = attention_case(num_heads, num_kv_heads, head_dim, block_size, positions, 4)
+    launch.check(paged_attention, args, {"out": oracle.paged_attention(**args)}, rtol=1e-4, atol=1e-5)
+
+
+@launches(((2, 2), 3))
+@pytest.mark.parametrize("count", [0, 1, CAPACITY])
+def test_paged_attention_leaves_pads_alone(launch: Launch, count: int) -> None:
+    args = attention_case(4, 2, 4, 2, integers(5, 1, 6, 2, 7), count)
+    launch.check(paged_attention, args, {"out": oracle.paged_attention(**args)}, rtol=1e-4, atol=1e-5)
+
+
+@launches(((2, 1), 64))
+@pytest.mark.parametrize("length", [127, 128, 129, 300])
+def test_paged_attention_across_chunks_of_keys(launch: Launch, length: int) -> None:
+    """Scores that grow and that fall along the keys, so that the running maximum moves between chunks, or never again."""
+    head_dim, block_size = 4, 100
+    args = attention_case(2, 1, head_dim, block_size, np.full(CAPACITY, length - 1), 2)
+    for slot, direction in ((2, 40.0), (0, -40.0)):
+        ramp = np.linspace(0, direction, 300, dtype=np.float32).reshape(3, block_size)
+        args["k_cache"][TABLES[slot, :3], :, 0, 0] = ramp
+    args["qkv"][:, [0, head_dim]] = 1.0
+    launch.check(paged_attention, args, {"out": oracle.paged_attention(**args)}, rtol=1e-4, atol=1e-5)
+
+
+@launches((1, 3))
+def test_paged_attention_of_a_row_without_blocks_stays_in_the_cache(launch: Launch) -> None:
+    """A negative table entry reads block 0; the row is thrown away later, but must not read elsewhere."""
+    args = attention_case(2, 1, 4, 2, integers(3, 7, 0, 0, 0), 2)
+    launch.check(paged_attention, args, {"out": oracle.paged_attention(**args)}, rtol=1e-4, atol=1e-5)
+
+
+@launches((1, 3))
+def test_paged_attention_keeps_a_nan_to_its_own_row(launch: Launch) -> None:
+    args = attention_case(2, 1, 4, 2, integers(3, 5, 2, 1, 0), 4)
+    args["qkv"][1, :4] = np.nan
+    out = args["out"].copy()
+    launch.run(paged_attention, out, *(args[name] for name in paged_attention.params[1:]))
+    assert np.isnan(out[1, :4]).all()
+    assert np.isfinite(out[1, 4:]).all()
+    assert np.isfinite(out[[0, 2, 3]]).all()
+
+
+@launches((1, 1), ((2, 2), 3), ((7, 1), 4), ((1, 3), 32))
+@ROWS
+@pytest.mark.parametrize("width", [1, 9, 35])
+def test_swiglu(launch: Launch, count: int, width: int) -> None:
+    gate_up = floats(20, CAPACITY, 2 * width) * 8
+    gate_up[0, 0], gate_up[1, 0] = -100.0, 100.0
+    args = {"out": untouched(CAPACITY, width), "gate_up": poisoned(gate_up, count), "num_tokens": live(count)}
+    launch.check(swiglu, args, {"out": oracle.swiglu(**args)}, rtol=2e-6, atol=1e-7)
+
+
+@ROW_LAUNCHES
+@pytest.mark.parametrize("count", [0, 2, 4])
+def test_gather_rows(launch: Launch, count: int) -> None:
+    args = {
+        "out": untouched(4, 9),
+        "x": floats(21, 6, 9),
+        "indices": poisoned(integers(5, 0, 5, 2), count),
+        "num_rows": live(count),
+    }
+    args["indices"][count:] = 0
+    launch.check(gather_rows, args, {"out": oracle.gather_rows(**args)}, rtol=0, atol=0)
+
+
+def logits_rows(width: int) -> np.ndarray:
+    """Rows that argmax has been known to get wrong, vocabulary `width` (at least 5)."""
+    nan, inf = np.nan, np.inf
+    plain = floats(22, 1, width)[0]
+    rows = np.stack([plain] * 12)
+    rows[1] = 0.0  # all equal: the lowest index
+    rows[2, [1, width - 1]] = 50.0  # a tie between the second column and the last
+    rows[3] = nan
+    rows[4] = -inf
+    rows[5, 0], rows[5, 3] = nan, 60.0
+    rows[6] = nan
+    rows[6, width - 1] = -1.0  # one number among NaN
+    rows[7, [2, 4]] = inf
+    rows[8] = -5.0
+    rows[8, 2], rows[8, 4] = -0.0, 0.0  # equal numbers with different bits
+    rows[9] = -abs(plain) - 1.0
+    rows[10] = np.where(np.arange(width) % 2, -inf, nan)
+    rows[11] = -nan  # a NaN with the sign bit: below -inf by its bits
+    rows[11, width - 2] = -inf
+    return rows
+
+
+@launches((1, 1), (3, 3), (12, 5), (1, 32), (2, 64))
+@pytest.mark.parametrize(("vocab_size", "padding"), [(5, 0), (67, 3), (515, 5)])
+@pytest.mark.parametrize("count", [0, 7, 12])
+def test_argmax(launch: Launch, vocab_size: int, padding: int, count: int) -> None:
+    if launch.executor == "simulator" and vocab_size > 100 and launch.block < 32:
+        pytest.skip("500 columns a thread: minutes in the simulator")
+    logits = np.full((12, vocab_size + padding), 1e9, np.float32)  # the padding would win
+    logits[:, :vocab_size] = logits_rows(vocab_size)
+    args = {
+        "out": untouched(12, dtype=np.int32),
+        "logits": poisoned(logits, count),
+        "vocab_size": vocab_size,
+        "num_rows": live(count),
+    }
+    launch.check(argmax, args, {"out": oracle.argmax(**args)})
+
+
+def test_argmax_of_a_real_vocabulary() -> None:
+    logits = floats(23, 3, 49152)
+    logits[1, [30000, 30001, 49151]] = 9.0  # ties across and within tiles
+    logits[2] = logits[2].round(1)
+    args = {"out": untouched(3, dtype=np.int32), "logits": logits, "vocab_size": 49152, "num_rows": live(3)}
+    Launch("cpu").check(argmax, args, {"out": oracle.argmax(**args)})
+
+
+@kernel(writes=("out",))
+def exp_kernel(out, x):
+    for i in range(cuda.threadIdx.x, x.shape[0], cuda.blockDim.x):
+        out[i] = exp(x[i])
+
+
+@launches((1, 4))
+def test_exp(launch: Launch) -> None:
+    step = 0.37 if launch.executor == "simulator" else 1e-4
+    x = np.concatenate([np.arange(-87, 88, step), [0.0, -0.0, 1e-30]]).astype(np.float32)
+    out = np.empty_like(x)
+    launch.run(exp_kernel, out, x)
+    error = np.abs(out / np.exp(x.astype(np.float64)) - 1)
+    assert error[np.abs(x) < 8].max() < 5e-7
+    assert error.max() < 6e-6  # a CPU without fused multiply-add; 3e-7 with it
+    edges = np.array([-np.inf, -1000, -88, 88.5, np.inf, np.nan], np.float32)
+    out = np.empty_like(edges)
+    launch.run(exp_kernel, out, edges)
+    np.testing.assert_array_equal(out, [0, 0, 0, np.inf, np.inf, np.nan])
