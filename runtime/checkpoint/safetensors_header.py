@@ -66,7 +66,8 @@ def _tensor(path: Path, name: str, entry: Any, start: int) -> StoredTensor:
         numbers = [*shape, begin, end]
     except (TypeError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path}: is corrupt: the entry of tensor {name!r} is {entry!r}") from error
-    if not all(isinstance(number, int) and number >= 0 for number in numbers) or dtype not in _ITEM_BYTES:
+    sound = all(isinstance(number, int) and number >= 0 for number in numbers)
+    if not sound or not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
         raise CheckpointError(f"{path}: is corrupt: the entry of tensor {name!r} is {entry!r}")
     nbytes = math.prod(shape) * _ITEM_BYTES[dtype]
     if end - begin != nbytes:

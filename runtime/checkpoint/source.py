@@ -47,7 +47,7 @@ def _from_hub(repository: str) -> Path:
     from huggingface_hub import errors, snapshot_download
 
     repo_id, at, revision = repository.partition("@")
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo_id) or (at and not revision):
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo_id) or (at and not revision):
         raise SourceError(f"model.source = hf:{repository}: must be hf:ORG/NAME or hf:ORG/NAME@REVISION")
     try:
         return Path(snapshot_download(repo_id, revision=revision or None, allow_patterns=HF_PATTERNS))

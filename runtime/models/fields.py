@@ -21,13 +21,14 @@ class Fields:
     def has(self, key: str) -> bool:
         return self.values.get(key) is not None
 
-    def integer(self, key: str, default: int | None = None, minimum: int = 1) -> int:
+    def integer(self, key: str, default: int | None = None, maximum: int = 2**31 - 1) -> int:
+        """An integer in [1, maximum]; the default maximum is that of the int32 which kernels count with."""
         value = self._get(key, default)
         if value is _MISSING:
-            return minimum
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            self.problems.append(f"{key} = {value!r}: must be an integer >= {minimum}")
-            return minimum
+            return 1
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
+            self.problems.append(f"{key} = {value!r}: must be an integer from 1 to {maximum}")
+            return 1
         return value
 
     def number(self, key: str, default: float | None = None, minimum: float = 0.0, exclusive: bool = True) -> float:

@@ -17,6 +17,7 @@ HF_ARCHITECTURES: dict[str, Architecture] = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
+MAX_LAYERS = 1000  # far beyond any real model: a corrupt count must not become billions of expected tensors
 SUPPORTED = "dense decoders with SiLU gated MLPs, full attention and full rotary embedding"
 
 
@@ -69,7 +70,7 @@ def from_hf_config(config: Mapping[str, object], origin: str = "config.json") ->
     fields.refuse("use_sliding_window", (False,), "sliding-window attention is not supported")
     fields.refuse("quantization_config", (), "packed quantised weights are not supported; use GGUF for those")
     layer_types = config.get("layer_types")
-    if layer_types is not None and not (isinstance(layer_types, list) and set(layer_types) <= {"full_attention"}):
+    if layer_types is not None and not (isinstance(layer_types, list) and all(kind == "full_attention" for kind in layer_types)):
         fields.problems.append("layer_types: every layer must be full_attention")
     heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
     # Qwen3's configuration class fixes head_dim at 128 where the file is silent; the others divide.
@@ -78,7 +79,7 @@ def from_hf_config(config: Mapping[str, object], origin: str = "config.json") ->
     bos = fields.ids("bos_token_id", vocab)
     spec = ModelSpec(
         architecture=architecture,
-        num_layers=fields.integer("num_hidden_layers"),
+        num_layers=fields.integer("num_hidden_layers", maximum=MAX_LAYERS),
         hidden_size=hidden,
         intermediate_size=fields.integer("intermediate_size"),
         num_heads=heads,
@@ -128,7 +129,7 @@ def from_gguf(
     ends = [fields.ids(f"tokenizer.ggml.{kind}_token_id", vocab) for kind in ("eos", "eot", "eom")]
     spec = ModelSpec(
         architecture=arch,
-        num_layers=fields.integer(f"{arch}.block_count"),
+        num_layers=fields.integer(f"{arch}.block_count", maximum=MAX_LAYERS),
         hidden_size=hidden,
         intermediate_size=fields.integer(f"{arch}.feed_forward_length"),
         num_heads=heads,

@@ -18,6 +18,8 @@ from runtime.models.rope import rope_table
 from tests.reference_forward import reference_logits
 from tests.tiny_checkpoint import TinyShape, write_tiny_checkpoint
 
+pytestmark = pytest.mark.parity
+
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
