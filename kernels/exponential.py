@@ -19,7 +19,9 @@ def exp(x):
 
     Relative error below 3e-7; on a CPU without fused multiply-add, where the two parts of ln(2) are added up again, 6e-8 * |x|.
     """
-    inside = min(max(x, _LOWEST), _HIGHEST)
+    inside = _LOWEST  # also for NaN, which has no integer part
+    if x > _LOWEST:
+        inside = min(x, _HIGHEST)
     # Biased exponent: the sum is positive, so that the cut towards zero is a floor.
     exponent = i32(inside * f32(1.44269504) + f32(127.5))
     # Subtracted as integers: as floats, a compiler that may reassociate would distribute the 127 over the next line.

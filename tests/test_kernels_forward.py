@@ -284,20 +284,29 @@ def logits_rows(width: int) -> np.ndarray:
     return rows
 
 
-@launches((1, 1), (3, 3), (12, 5), (1, 32), (2, 64))
-@pytest.mark.parametrize(("vocab_size", "padding"), [(5, 0), (67, 3), (515, 5)])
-@pytest.mark.parametrize("count", [0, 7, 12])
-def test_argmax(launch: Launch, vocab_size: int, padding: int, count: int) -> None:
-    if launch.executor == "simulator" and vocab_size > 100 and launch.block < 32:
-        pytest.skip("500 columns a thread: minutes in the simulator")
+def argmax_case(vocab_size: int, padding: int, count: int) -> dict:
     logits = np.full((12, vocab_size + padding), 1e9, np.float32)  # the padding would win
     logits[:, :vocab_size] = logits_rows(vocab_size)
-    args = {
+    return {
         "out": untouched(12, dtype=np.int32),
         "logits": poisoned(logits, count),
         "vocab_size": vocab_size,
         "num_rows": live(count),
     }
+
+
+@launches((1, 1), (3, 3), (12, 5), (1, 32))
+@pytest.mark.parametrize(("vocab_size", "padding"), [(5, 0), (67, 3)])
+@pytest.mark.parametrize("count", [0, 7, 12])
+def test_argmax(launch: Launch, vocab_size: int, padding: int, count: int) -> None:
+    args = argmax_case(vocab_size, padding, count)
+    launch.check(argmax, args, {"out": oracle.argmax(**args)})
+
+
+@launches((2, 64))
+@pytest.mark.parametrize("vocab_size", [511, 512, 513, 1024])
+def test_argmax_at_the_border_of_a_tile(launch: Launch, vocab_size: int) -> None:
+    args = argmax_case(vocab_size, 5, 12)
     launch.check(argmax, args, {"out": oracle.argmax(**args)})
 
 
