@@ -1,0 +1,277 @@
+"""MirrorTable: the one owner of every array that a step reads or writes on both sides of the host/device line.
+
+Graphs borrow the device copies and say by name what they read and write. Before a launch the table checks their tags, afterwards
+it moves them: `GraphLibrary(..., before_launch=table.before_launch, after_launch=table.after_launch)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.device import Device, Stream
+from runtime.mirror import MirroredBuffer
+from runtime.mirror_counters import MirrorCounters
+from runtime.mirror_errors import MirrorError, MovedBufferError, TwoWritersError
+from runtime.mirror_memory import MappedMemory, Memory, TwinMemory
+from runtime.mirror_pack import MirrorPack
+from runtime.mirror_policy import MirrorPolicy
+from runtime.staging import OutcomeRing, StagingRing
+from runtime.truth import Truth
+
+
+class Declared(Protocol):
+    """A graph that says which arrays it touches, by name. graphs.library.StepGraph is one."""
+
+    @property
+    def key(self) -> Hashable: ...
+
+    @property
+    def reads(self) -> frozenset[str]: ...
+
+    @property
+    def writes(self) -> frozenset[str]: ...
+
+
+@dataclass(frozen=True)
+class _Adopted:
+    """The buffers behind a graph's names, and the state of their addresses when it was captured."""
+
+    graph: Declared
+    reads: tuple[MirroredBuffer, ...]
+    writes: tuple[MirroredBuffer, ...]
+    moves: tuple[tuple[MirroredBuffer, int, tuple[int, ...]], ...]
+
+
+class MirrorTable:
+    """Buffers, packs and rings of one engine, by name.
+
+    Args:
+        device: where the arrays are allocated.
+        policy: see runtime/mirror_policy.resolve_policy.
+        stream: the compute stream that graphs are launched on.
+        steps_in_flight: steps queued and not collected, the one being prepared included.
+        poison: fill the host copy of every buffer that the device overtakes.
+    """
+
+    def __init__(
+        self, device: Device, policy: MirrorPolicy, stream: Stream, *, steps_in_flight: int, poison: bool = False
+    ) -> None:
+        self.device, self.policy, self.stream = device, policy, stream
+        self.steps_in_flight, self.poison = steps_in_flight, poison
+        self.buffers: dict[str, MirroredBuffer] = {}
+        self.packs: dict[str, MirrorPack] = {}
+        self.rings: dict[str, StagingRing | OutcomeRing] = {}
+        self._adopted: dict[Hashable, _Adopted] = {}
+
+    # Contents
+
+    def create(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        truth: Truth,
+        dtype: npt.DTypeLike = np.int32,
+        *,
+        diffs: bool = False,
+    ) -> MirroredBuffer:
+        """A buffer. `diffs`: the host's writes reach the device as staged (row, column, value), so both copies are kept apart."""
+        self._refuse_taken(name)
+        memory = self._memory(name, shape, dtype, apart=diffs)
+        buffer = self.buffers[name] = MirroredBuffer(memory, name, truth, poison=self.poison, diffs=diffs)
+        return buffer
+
+    def pack(self, name: str, fields: Mapping[str, tuple[int, ...]]) -> MirrorPack:
+        """Host-written int32 buffers that travel together. Fields are found by name in the table as well."""
+        for taken in (name, *fields):
+            self._refuse_taken(taken)
+        pack = MirrorPack(self.device, name, fields, steps_in_flight=self.steps_in_flight, policy=self.policy)
+        self.packs[name] = pack
+        return pack
+
+    def staging(self, name: str, shape: tuple[int, ...], *, depth: int | None = None) -> StagingRing:
+        """A ring for what does not go with every step (admission records); its steps count its own uses."""
+        self._refuse_taken(name)
+        steps = self.steps_in_flight
+        ring = StagingRing(
+            self.device, name, shape, depth=steps + 1 if depth is None else depth, steps_in_flight=steps, policy=self.policy
+        )
+        self.rings[name] = ring
+        return ring
+
+    def outcomes(self, name: str, shape: tuple[int, ...], *, depth: int | None = None) -> OutcomeRing:
+        """The way back of a step's results."""
+        self._refuse_taken(name)
+        steps = self.steps_in_flight
+        ring = OutcomeRing(
+            self.device, name, shape, depth=steps if depth is None else depth, steps_in_flight=steps, policy=self.policy
+        )
+        self.rings[name] = ring
+        return ring
+
+    def __getitem__(self, name: str) -> MirroredBuffer:
+        """A buffer, or a field of a pack. MirrorError for an unknown name."""
+        found = self.buffers.get(name)
+        if found is not None:
+            return found
+        for pack in self.packs.values():
+            if name in pack.fields:
+                return pack.fields[name]
+        known = ", ".join(sorted([*self.buffers, *(field for pack in self.packs.values() for field in pack.fields)]))
+        raise MirrorError(f"no mirrored buffer is named {name}; known: {known or 'none'}")
+
+    def resize(self, name: str, shape: tuple[int, ...]) -> None:
+        """Give a buffer another shape at another address; both copies start anew.
+
+        Raises PinnedBufferError when a graph holds the address.
+        """
+        buffer = self[name]
+        if name not in self.buffers:
+            raise MirrorError(f"{name}: a field of a pack cannot be resized alone; make the pack for the largest step")
+        buffer.refuse_pinned(f"resized to {list(shape)}")
+        # The old memory goes first: its name is taken on the device until then.
+        buffer.memory.free()
+        buffer.move_to(self._memory(name, shape, buffer.dtype, apart=buffer.keeps_diffs))
+
+    # Graphs
+
+    def adopt(self, graph: Declared) -> frozenset[str]:
+        """Pin what `graph` touches and remember where it is. Call it once for each graph, right after its capture.
+
+        Returns the names that are not the table's: weights, caches, scratch.
+        Raises TwoWritersError when the graph writes a pack.
+        """
+        reads, writes = self._behind(graph.reads), self._written_by(graph.key, graph.writes)
+        touched = tuple(dict.fromkeys((*reads, *writes)))
+        for buffer in touched:
+            buffer.pin(graph.key)
+        self._adopted[graph.key] = _Adopted(
+            graph, reads, writes, tuple((buffer, buffer.moves, buffer.shape) for buffer in touched)
+        )
+        return (graph.reads | graph.writes) - self.buffers.keys() - self.packs.keys() - self.rings.keys()
+
+    def release(self, graph: Declared) -> None:
+        """The graph is gone, or will be captured again: its buffers may move."""
+        adopted = self._adopted.get(graph.key)
+        if adopted is not None:
+            for buffer, _, _ in adopted.moves:
+                buffer.unpin(graph.key)
+
+    def before_launch(self, graph: Declared) -> None:
+        """Check what `graph` reads and writes. Nothing moves yet.
+
+        Raises:
+            MovedBufferError: a buffer is not where it was when the graph was captured, or the graph was never adopted.
+            StaleReadError: the host copy of what it reads is newer and was neither uploaded nor staged.
+            TwoWritersError: it would write over newer host values.
+        """
+        adopted = self._adopted.get(graph.key)
+        if adopted is None or adopted.graph is not graph:
+            raise MovedBufferError(f"{graph.key} was not adopted: nobody knows which arrays it was captured for; adopt() it first")
+        for buffer, moves, shape in adopted.moves:
+            if buffer.moves != moves:
+                raise MovedBufferError(
+                    f"{graph.key} was captured for another {buffer.name}: planned {list(shape)} at move {moves}, "
+                    f"got {list(buffer.shape)} at move {buffer.moves}; capture the graph again"
+                )
+        self._check(graph.key, adopted.reads, adopted.writes)
+
+    def after_launch(self, graph: Declared) -> None:
+        """`graph` was queued on the compute stream: move the tags of what it wrote, guard what it reads."""
+        adopted = self._adopted[graph.key]
+        self._move(graph.key, adopted.reads, adopted.writes)
+
+    @contextmanager
+    def eager(self, writer: str, *, reads: Iterable[str] = (), writes: Iterable[str] = ()) -> Iterator[None]:
+        """Work that the body queues on the compute stream outside any graph: an admission, a first fill.
+
+        Checks before the body what before_launch checks; moves the tags after it, unless it raised.
+        """
+        read, written = self._behind(frozenset(reads)), self._written_by(writer, frozenset(writes))
+        self._check(writer, read, written)
+        yield
+        self._move(writer, read, written)
+
+    def _check(self, key: Hashable, reads: tuple[MirroredBuffer, ...], writes: tuple[MirroredBuffer, ...]) -> None:
+        for buffer in reads:
+            buffer.tag.check_device_read(key, self.stream, applies=buffer in writes)
+        for buffer in writes:
+            buffer.tag.check_device_write(key)
+
+    def _move(self, key: Hashable, reads: tuple[MirroredBuffer, ...], writes: tuple[MirroredBuffer, ...]) -> None:
+        for buffer in writes:
+            buffer.wrote_on_device(key)
+        if self.policy.integrated:
+            for buffer in reads:
+                buffer.memory.consumed(self.stream)
+
+    def poison_when_overtaken(self, name: str) -> None:
+        """Fill the host copy of `name` with a sentinel whenever the device overtakes it (the input ids after a combine)."""
+        self[name].poison = True
+
+    # Report
+
+    @property
+    def counters(self) -> MirrorCounters:
+        return MirrorCounters.total([buffer.counters for buffer in self._every()] + [pack.counters for pack in self.packs.values()])
+
+    @property
+    def nbytes(self) -> int:
+        """On both sides, rings included."""
+        parts = (*(buffer.memory for buffer in self.buffers.values()), *self.packs.values(), *self.rings.values())
+        return sum(part.nbytes for part in parts)
+
+    def describe(self) -> str:
+        """One line a buffer and the totals, for `draftgraph info`."""
+        lines = [f"mirrors: {self.policy}; {self.steps_in_flight} steps in flight; poison {'on' if self.poison else 'off'}"]
+        lines += [f"  {buffer} | {buffer.memory.nbytes:,} B" for buffer in self.buffers.values()]
+        lines += [f"  {line}" for pack in self.packs.values() for line in f"{pack} | {pack.nbytes:,} B".splitlines()]
+        lines += [f"  {type(ring).__name__} {name}, depth {ring.depth} | {ring.nbytes:,} B" for name, ring in self.rings.items()]
+        counters = ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in vars(self.counters).items())
+        return "\n".join([*lines, f"  total {self.nbytes:,} B; {counters}"])
+
+    __str__ = describe
+
+    def close(self) -> None:
+        """Wait for the device, then free everything. Idempotent."""
+        if not (self.buffers or self.packs or self.rings):
+            return
+        # Before anything is freed: a copy that is still queued would read or write freed memory.
+        self.device.synchronize()
+        for part in (*(buffer.memory for buffer in self.buffers.values()), *self.packs.values(), *self.rings.values()):
+            part.free()
+        for contents in (self.buffers, self.packs, self.rings, self._adopted):
+            contents.clear()
+
+    def _every(self) -> list[MirroredBuffer]:
+        return [*self.buffers.values(), *(field for pack in self.packs.values() for field in pack.fields.values())]
+
+    def _behind(self, names: frozenset[str]) -> tuple[MirroredBuffer, ...]:
+        found: list[MirroredBuffer] = []
+        for name in sorted(names):
+            if name in self.buffers:
+                found.append(self.buffers[name])
+            elif name in self.packs:
+                found.extend(self.packs[name].fields.values())
+        return tuple(found)
+
+    def _written_by(self, writer: Hashable, names: frozenset[str]) -> tuple[MirroredBuffer, ...]:
+        packs = sorted(names & self.packs.keys())
+        if packs:
+            raise TwoWritersError(f"{writer} writes {', '.join(packs)}: only the host writes a pack, by upload(step, stream)")
+        return self._behind(names)
+
+    def _memory(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike, *, apart: bool) -> Memory:
+        if self.policy.integrated and not apart:
+            return MappedMemory(self.device, name, shape, np.dtype(dtype))
+        return TwinMemory(self.device, name, shape, np.dtype(dtype), self.steps_in_flight, self.policy)
+
+    def _refuse_taken(self, name: str) -> None:
+        fields = {field for pack in self.packs.values() for field in pack.fields}
+        if name in self.buffers or name in self.packs or name in self.rings or name in fields:
+            raise MirrorError(f"{name}: the table has it already; names are how graphs say what they touch")
