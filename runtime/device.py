@@ -65,6 +65,7 @@ class Device(Protocol):
 
     name: str
     integrated: bool
+    can_map: bool
     counters: DeviceCounters
 
     def array(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array: ...

@@ -13,7 +13,7 @@ from runtime.device import Stream
 from runtime.landing import PendingRead
 from runtime.mirror_counters import MirrorCounters
 from runtime.mirror_diffs import DiffLog
-from runtime.mirror_errors import MirrorError, PinnedBufferError
+from runtime.mirror_errors import MirrorError, PinnedBufferError, StagingBusyError
 from runtime.mirror_memory import Memory
 from runtime.mirror_tag import State, Tag
 from runtime.mirror_values import HostIndex, Values, as_host_values
@@ -170,20 +170,32 @@ class MirroredBuffer:
         self.tag.check_device_read(reader, stream, applies=False)
         return self.memory.array
 
+    def check_device_write(self, writer: object) -> None:
+        """Raises TwoWritersError: the host copy is newer and would be lost. StagingBusyError: the host has yet to read this memory."""
+        self.tag.check_device_write(writer)
+        read = self.tag.download
+        if self.memory.mapped and read is not None and not read.taken:
+            raise StagingBusyError(
+                f"{self.name}: {writer} would write memory that both sides share while the download of version {read.version} was not "
+                f"taken; take() it before the launch, or publish results through an OutcomeRing"
+            )
+
     def wrote_on_device(self, writer: object) -> None:
         """Work that writes the device copy was queued: the host copy is older from now on.
 
         A HOST_EXACT buffer has one writer, the host: there the launch has applied what was carried, nothing else.
 
-        Raises TwoWritersError: the host copy is newer and would be lost.
+        Raises as check_device_write does.
         """
+        self.check_device_write(writer)
         if self.tag.device_wrote(writer) and self.poison:
             self.memory.poison_host()
 
     def download(self, stream: Stream) -> PendingRead:
         """Queue the way back; take() on the result waits and yields the array, once.
 
-        `stream` must be ordered after the writer: the stream that the writer was queued on, or one that waited for its event.
+        `stream` must be ordered after the writer: the stream that it was queued on, or one that waited for its event. Likewise the
+        next writer must come after the event of the read.
 
         Raises:
             StaleReadError: the host copy is newer, or nobody has written the device copy.

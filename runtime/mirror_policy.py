@@ -11,20 +11,14 @@ CHOICES = ("auto", "discrete", "integrated")
 
 
 class MemoryTraits(Protocol):
-    """What the choice depends on."""
+    """What the choice depends on.
 
-    @property
-    def name(self) -> str: ...
+    integrated: host and device share physical memory (GB10, Jetson class). can_map: kernels can see page-locked host memory.
+    """
 
-    @property
-    def integrated(self) -> bool:
-        """Host and device share physical memory (GB10, Jetson class)."""
-        ...
-
-    @property
-    def can_map(self) -> bool:
-        """Page-locked host memory can be seen by kernels under a device address."""
-        ...
+    name: str
+    integrated: bool
+    can_map: bool
 
 
 @dataclass(frozen=True)

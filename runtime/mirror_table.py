@@ -201,7 +201,7 @@ class MirrorTable:
         for buffer in reads:
             buffer.tag.check_device_read(key, self.stream, applies=buffer in writes)
         for buffer in writes:
-            buffer.tag.check_device_write(key)
+            buffer.check_device_write(key)
 
     def _move(self, key: Hashable, reads: tuple[MirroredBuffer, ...], writes: tuple[MirroredBuffer, ...]) -> None:
         for buffer in writes:

@@ -74,7 +74,6 @@ class Tag:
 
     def device_wrote(self, writer: object) -> bool:
         """Has the device overtaken the host? Not where it only applied what the host had written."""
-        self.check_device_write(writer)
         self.upload, self.device_writer = None, str(writer)
         if self.carried is not None:
             self.device_version, self.carried = self.carried, None

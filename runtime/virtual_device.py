@@ -36,7 +36,8 @@ class VirtualDevice:
         poison: fill fresh and freed memory, and destinations of queued copies to the host, with sentinels. Without it fresh memory
             is np.empty: undefined as on a GPU, and pages of a large KV cache cost nothing until they are touched.
         on_race: "raise" at the line that completes the race, or "record" in `races`.
-        integrated: what the device answers when asked whether host and device share their memory.
+        integrated, can_map: what the device answers when asked whether host and device share their memory, and whether kernels can see
+            page-locked memory at all.
 
     Attributes:
         counters: what was asked of the device.
@@ -53,12 +54,13 @@ class VirtualDevice:
         poison: bool = False,
         on_race: Literal["raise", "record"] = "raise",
         integrated: bool = False,
+        can_map: bool = True,
     ) -> None:
         if on_race not in ("raise", "record"):
             raise DeviceError(f"on_race = {on_race!r}; use raise or record")
         self.executor = executor
         self.name = executor.name
-        self.integrated = integrated
+        self.integrated, self.can_map = integrated, can_map
         self.poison = poison
         self.counters = DeviceCounters()
         self.races: list[Hazard] = []
