@@ -64,7 +64,7 @@ class StepPlan:
     step: int  # 0, 1, 2, ... in launch order; results are collected in the same order
     rows: tuple[ScheduledRow, ...]
     admissions: tuple[Admission, ...]
-    block_writes: tuple[BlockWrite, ...]
+    block_writes: tuple[BlockWrite, ...]  # each block and each (slot, column) at most once: any order, at most num_blocks
     num_tokens: int  # sum of the rows' num_tokens, at most max_num_batched_tokens
     query_len: int | None  # 1 + k when every row is a decode row, None for a step that prefills
 

@@ -102,6 +102,7 @@ class PlanExecutor:
         assert 0 < plan.num_tokens == sum(row.num_tokens for row in plan.rows) <= self.limits.max_num_batched_tokens
         assert len({row.slot for row in plan.rows}) == len(plan.rows) <= self.limits.max_num_seqs
         assert len({write.block for write in plan.block_writes}) == len(plan.block_writes)
+        assert len({(write.slot, write.column) for write in plan.block_writes}) == len(plan.block_writes)
         prefills = [row.is_prefilling for row in plan.rows]
         assert prefills == sorted(prefills), "decode rows stand first"
         assert plan.query_len == (None if any(prefills) else 1 + self.k)

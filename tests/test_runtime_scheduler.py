@@ -178,6 +178,14 @@ def test_a_row_that_is_certain_to_be_finished_is_not_scheduled(k: int) -> None:
     assert sum(sampling_rows(plan, "a") for plan in loop.plans) == 3
 
 
+def test_chunks_in_flight_are_no_tokens() -> None:
+    loop = Loop(max_num_batched_tokens=2)
+    loop.add("a", prompt(8), max_tokens=1)
+    plans = [loop.launch() for _ in range(5)]  # four chunks, the last of which samples the only token
+    assert [plan is not None for plan in plans] == [True, True, True, True, False]
+    loop.run()
+
+
 def test_b2_a_request_skipped_for_want_of_budget_keeps_its_drafts() -> None:
     loop = Loop(k=3, max_num_batched_tokens=7, script=always("A"))
     for index in range(2):
@@ -314,6 +322,9 @@ def test_a_request_larger_than_the_pool_ends_with_length_at_its_last_position(
     loop.run()
     # The same length for every k: the room that drafts need takes nothing from the text.
     assert (request.finish_reason, request.num_tokens) == ("length", 20)
+    assert loop.scheduler.counters.capacity_limited == 1
+    loop.add("b", prompt(6), 14)  # ends at the same position because it asked for no more
+    loop.run()
     assert loop.scheduler.counters.capacity_limited == 1
 
 
