@@ -92,9 +92,9 @@ def combine(
         logits_indices[base:stop] = np.arange(end - num_logits, end)
         if seq_len <= prefill_len[slot] or num_logits == 0:
             continue
-        tail = [*last_sampled[[slot]][:bonus], *draft_tokens[slot, : num_logits - bonus]]
-        prompt_left = bonus == 1 and seq_len - num_logits < prefill_len[slot]
-        input_ids[end - num_logits + prompt_left : end] = tail[prompt_left:]
+        if bonus and seq_len - num_logits >= prefill_len[slot]:
+            input_ids[end - num_logits] = last_sampled[slot]
+        input_ids[end - num_logits + bonus : end] = draft_tokens[slot, : num_logits - bonus]
     return input_ids, logits_indices
 
 
