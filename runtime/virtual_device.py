@@ -36,8 +36,8 @@ class VirtualDevice:
         poison: fill fresh and freed memory, and destinations of queued copies to the host, with sentinels. Without it fresh memory
             is np.empty: undefined as on a GPU, and pages of a large KV cache cost nothing until they are touched.
         on_race: "raise" at the line that completes the race, or "record" in `races`.
-        integrated, can_map: what the device answers when asked whether host and device share their memory, and whether kernels can see
-            page-locked memory at all.
+        integrated, can_map: what the device answers when asked whether host and device share their memory, and whether kernels can
+            see page-locked memory at all.
 
     Attributes:
         counters: what was asked of the device.
@@ -94,7 +94,12 @@ class VirtualDevice:
         return PinnedArray(*self._allocate(name, "pinned", shape, dtype), self._check_host_access)
 
     def mapped(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> MappedArray:
-        """Page-locked memory that kernels and the host both see, undefined until something writes it."""
+        """Page-locked memory that kernels and the host both see, undefined until something writes it.
+
+        DeviceError: the device cannot map.
+        """
+        if not self.can_map:
+            raise DeviceError(f"mapped memory `{name}`: this device cannot map host memory; use mirror.policy = discrete")
         return MappedArray(*self._allocate(name, "mapped", shape, dtype), self._check_host_access)
 
     def free(self, array: Array) -> None:

@@ -132,7 +132,7 @@ def _segments(nodes: tuple[GraphNode, ...]) -> tuple[_Segment, ...]:
         segment_of.append(segment)
     return tuple(
         _Segment(_run_in_order(row), _merged(access for node in row for access in node.work.accesses), after)
-        for row, after in zip(rows, dependencies)  # noqa: B905 - lengths are equal
+        for row, after in zip(rows, dependencies, strict=True)
     )
 
 

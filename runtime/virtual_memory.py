@@ -54,7 +54,8 @@ class VirtualArray:
         self.values = values
         if values.size:
             self.start = _address(values) - allocation.address
-            self.stop = self.start + sum((n - 1) * step for n, step in zip(values.shape, values.strides)) + values.itemsize  # noqa: B905
+            last = sum((n - 1) * step for n, step in zip(values.shape, values.strides, strict=True))
+            self.stop = self.start + last + values.itemsize
         else:
             self.start = self.stop = 0
 

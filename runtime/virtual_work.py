@@ -19,6 +19,7 @@ from runtime.virtual_memory import Allocation, PinnedArray, VirtualArray
 CopyKind: TypeAlias = Literal["h2d", "d2h", "d2d", "h2h"]
 
 _INT32 = np.iinfo(np.int32)
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def bind_launch(
     bound: list[KernelArgument] = []
     reads: list[VirtualArray] = []
     writes: list[VirtualArray] = []
-    for param, arg in zip(kernel.params, args):  # noqa: B905 - lengths are equal
+    for param, arg in zip(kernel.params, args, strict=True):
         what = f"{kernel.name}({param})"
         if isinstance(arg, VirtualArray):
             if isinstance(arg, PinnedArray):
@@ -145,7 +146,7 @@ def _scalar(what: str, value: object) -> np.int32 | np.float32:
             raise DeviceError(f"{what} = {value}, outside int32")
         return np.int32(value)
     if isinstance(value, (float, np.floating)):
-        if math.isfinite(value) and abs(value) > np.finfo(np.float32).max:
+        if math.isfinite(value) and abs(value) > _FLOAT32_MAX:
             raise DeviceError(f"{what} = {value}, outside float32")
         return np.float32(value)
     raise DeviceError(f"{what} = {value!r}: arguments are arrays of this device, ints or floats")
