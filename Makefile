@@ -34,7 +34,7 @@ $(VENV)/bin/python:
 
 # One stamp for each set of extras: an environment that has it is not touched again until pyproject.toml changes.
 $(VENV)/.run: extras = $(call with_cuda,)
-$(VENV)/.test: extras = $(call with_cuda,test)
+$(VENV)/.test: extras = $(if $(CUDA),$(CUDA),ptx)$(comma)test
 $(VENV)/.lint: extras = $(call with_cuda,lint)
 $(VENV)/.parity: extras = $(call with_cuda,test$(comma)parity)
 $(VENV)/.%: $(VENV)/bin/python pyproject.toml

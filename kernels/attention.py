@@ -21,8 +21,8 @@ def paged_attention(out, qkv, k_cache, v_cache, block_tables, token_slot, positi
     """out[t, h] = softmax(scale * q[t, h] . K) V over the keys 0..positions[t] of the token's slot, for the live tokens.
 
     The step's own keys must be in the cache already (kernels/kv_store.py): a row sees itself. Query head h reads kv head
-    h // (num_heads / num_kv_heads). A negative table entry is read as block 0: only a row that is past max_model_len or has lost its
-    blocks meets one, its result is thrown away, and it must not read outside the cache.
+    h // (num_heads / num_kv_heads). A negative table entry is read as block 0: only a row that is past max_model_len or has lost
+    its blocks meets one, its result is thrown away, and it must not read outside the cache.
 
     Args:
         out: float32 [T, num_heads * hd].

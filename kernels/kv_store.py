@@ -12,8 +12,8 @@ def store_kv(k_cache, v_cache, qkv, slot_mapping, num_heads, num_tokens):
     Args:
         k_cache, v_cache: float32 [blocks, block_size, num_kv_heads, hd].
         qkv: float32 [T, (num_heads + 2 * num_kv_heads) * hd], after bias, norm and rotation.
-        slot_mapping: int32 [T], block * block_size + offset, or -1 (a token past max_model_len, or one without a block). No two live
-            tokens share an entry >= 0, otherwise the last writer would be random.
+        slot_mapping: int32 [T], block * block_size + offset, or -1 (a token past max_model_len, or one without a block). No two
+            live tokens share an entry >= 0, otherwise the last writer would be random.
         num_heads: int32.
         num_tokens: int32 [1], live rows.
 

@@ -1,7 +1,7 @@
 """Before any test module imports Numba: simulator on, and the packages under test are those of this checkout.
 
-Numba reads NUMBA_ENABLE_CUDASIM once, at its import, so one process either simulates or has a GPU: `-m gpu` on a machine with a GPU is
-the one run that does not simulate.
+Numba reads NUMBA_ENABLE_CUDASIM once, at its import, so one process either simulates or has a GPU: `-m gpu` on a machine
+with a GPU is the one run that does not simulate.
 """
 
 from __future__ import annotations

@@ -91,12 +91,19 @@ def floats(seed: int, *shape: int) -> npt.NDArray[np.float32]:
 
 
 def poisoned(array: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
-    """A copy whose rows from `count` on are pads: NaN in floats, -7 in integers."""
+    """A copy whose rows from `count` on are pads that nobody may read: NaN in floats, -7 in integers."""
     copy = array.copy()
     copy[count:] = np.nan if array.dtype.kind == "f" else -7
     return copy
 
 
+def guarded(array: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
+    """A copy whose rows from `count` on are pads that nobody may write: -7, since NaN computed from NaN would not show."""
+    copy = array.copy()
+    copy[count:] = -7
+    return copy
+
+
 def untouched(*shape: int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
-    """An output array before the kernel: all poison."""
-    return poisoned(np.zeros(shape, dtype), 0)
+    """An output array before the kernel: nothing but -7."""
+    return guarded(np.zeros(shape, dtype), 0)

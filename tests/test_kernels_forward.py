@@ -18,7 +18,7 @@ from kernels.lang import cuda, kernel
 from kernels.rmsnorm import add_rms_norm, rms_norm
 from kernels.rope import rope
 from kernels.swiglu import swiglu
-from tests.kernel_cases import Launch, floats, launches, live, poisoned, untouched
+from tests.kernel_cases import Launch, floats, guarded, launches, live, poisoned, untouched
 
 CAPACITY = 5
 ROWS = pytest.mark.parametrize("count", [0, 1, 3, CAPACITY])
@@ -71,7 +71,7 @@ def test_rms_norm_of_a_zero_row_is_zero(launch: Launch) -> None:
 def test_add_rms_norm(launch: Launch, count: int, width: int) -> None:
     args = {
         "out": untouched(CAPACITY, width),
-        "residual": poisoned(floats(4, CAPACITY, width), count),
+        "residual": guarded(floats(4, CAPACITY, width), count),
         "x": poisoned(floats(5, CAPACITY, width), count),
         "weight": floats(6, width),
         "eps": EPS,
@@ -97,15 +97,15 @@ def test_norms_may_write_over_their_input(launch: Launch, kernel_in_place) -> No
 @ROW_LAUNCHES
 @ROWS
 def test_add_bias(launch: Launch, count: int) -> None:
-    args = {"x": poisoned(floats(7, CAPACITY, 13), count), "bias": floats(8, 13), "num_tokens": live(count)}
+    args = {"x": guarded(floats(7, CAPACITY, 13), count), "bias": floats(8, 13), "num_tokens": live(count)}
     launch.check(add_bias, args, {"x": oracle.add_bias(**args)})
 
 
 HEADS = pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(3, 1, 4), (4, 4, 6), (8, 2, 64)], ids=str)
 
 
-def qkv_rows(seed: int, num_heads: int, num_kv_heads: int, head_dim: int, count: int) -> np.ndarray:
-    return poisoned(floats(seed, CAPACITY, (num_heads + 2 * num_kv_heads) * head_dim), count)
+def qkv_rows(seed: int, num_heads: int, num_kv_heads: int, head_dim: int) -> np.ndarray:
+    return floats(seed, CAPACITY, (num_heads + 2 * num_kv_heads) * head_dim)
 
 
 @HEAD_LAUNCHES
@@ -113,7 +113,7 @@ def qkv_rows(seed: int, num_heads: int, num_kv_heads: int, head_dim: int, count:
 @pytest.mark.parametrize("count", [0, 3])
 def test_head_norm(launch: Launch, count: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
     args = {
-        "qkv": qkv_rows(9, num_heads, num_kv_heads, head_dim, count),
+        "qkv": guarded(qkv_rows(9, num_heads, num_kv_heads, head_dim), count),
         "q_weight": floats(10, head_dim),
         "k_weight": floats(11, head_dim),
         "num_heads": num_heads,
@@ -130,7 +130,7 @@ def test_head_norm(launch: Launch, count: int, num_heads: int, num_kv_heads: int
 def test_rope(launch: Launch, count: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
     angles = np.arange(20)[:, None] * 0.7 ** np.arange(head_dim // 2)
     args = {
-        "qkv": qkv_rows(12, num_heads, num_kv_heads, head_dim, count),
+        "qkv": guarded(qkv_rows(12, num_heads, num_kv_heads, head_dim), count),
         "table": np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32),
         "positions": poisoned(integers(19, 0, 7, 7, 1), count),
         "num_heads": num_heads,
@@ -160,8 +160,8 @@ def test_store_kv(launch: Launch, count: int, block_size: int, num_heads: int, n
     args = {
         "k_cache": floats(14, blocks, block_size, num_kv_heads, head_dim),
         "v_cache": floats(15, blocks, block_size, num_kv_heads, head_dim),
-        "qkv": qkv_rows(16, num_heads, num_kv_heads, head_dim, count),
-        "slot_mapping": poisoned(integers(11, -1, 0, 5, 6), count),
+        "qkv": poisoned(qkv_rows(16, num_heads, num_kv_heads, head_dim), count),
+        "slot_mapping": integers(11, -1, 0, 5, 6),  # a stale entry behind the live rows must not be followed
         "num_heads": num_heads,
         "num_tokens": live(count),
     }
@@ -180,7 +180,7 @@ def attention_case(num_heads: int, num_kv_heads: int, head_dim: int, block_size:
         k_cache[unused], v_cache[unused] = np.nan, np.nan
     return {
         "out": untouched(CAPACITY, num_heads * head_dim),
-        "qkv": qkv_rows(19, num_heads, num_kv_heads, head_dim, count),
+        "qkv": poisoned(qkv_rows(19, num_heads, num_kv_heads, head_dim), count),
         "k_cache": k_cache,
         "v_cache": v_cache,
         "block_tables": TABLES,

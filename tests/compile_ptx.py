@@ -1,0 +1,56 @@
+"""Compile every kernel to PTX on a machine without a CUDA driver: `python -m tests.compile_ptx` prints JSON.
+
+A process of its own, because Numba must not have been imported as the simulator. It needs libnvvm and libdevice alone (the
+extra `ptx`, or either of cu12 and cu13). On the way numba-cuda asks for a device and for NVRTC, only to learn which
+architectures they know: those questions are answered here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+from numba import cuda
+from numba.cuda import compiler, cuda_paths, dispatcher
+from numba.cuda.core.errors import NumbaError
+from numba.cuda.cudadrv import nvrtc
+
+import kernels
+from kernels.lang import Kernel
+from tests.kernel_signatures import SIGNATURES, numba_types
+
+SM_90 = (9, 0)
+
+
+def kernels_of_folder() -> list[Kernel]:
+    """Every kernel of kernels/."""
+    found = []
+    for path in sorted(Path(kernels.__path__[0]).glob("*.py")):
+        module = importlib.import_module(f"kernels.{path.stem}")
+        found += [k for k in vars(module).values() if isinstance(k, Kernel) and k.py_func.__module__ == module.__name__]
+    return found
+
+
+def compile_kernel(kernel: Kernel) -> dict[str, str]:
+    """{"ptx": text} or {"error": why there is none}: a kernel that does not compile must not hide the others."""
+    if kernel.name not in SIGNATURES:
+        return {"error": f"{kernel.name} has no entry in tests/kernel_signatures.py"}
+    try:
+        return {"ptx": cuda.compile_ptx(kernel.py_func, numba_types(SIGNATURES[kernel.name]), cc=SM_90)[0]}
+    except (NumbaError, TypeError) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def main() -> None:
+    """Print one JSON object, by kernel name."""
+    device = SimpleNamespace(compute_capability=SM_90)
+    compiler.get_current_device = dispatcher.get_current_device = lambda: device
+    nvrtc.get_supported_ccs = lambda: [SM_90]
+    cuda_paths._get_nvrtc_path = lambda: None
+    print(json.dumps({kernel.name: compile_kernel(kernel) for kernel in kernels_of_folder()}))
+
+
+if __name__ == "__main__":
+    main()

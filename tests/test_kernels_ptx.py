@@ -1,0 +1,49 @@
+"""Every kernel compiles for an H200 with the types that it is launched with, and computes nothing in double.
+
+The simulator and the CPU would both accept `f32 * 0.5`; on a GPU it is a double product, thirty-two times slower.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kernel_signatures import SIGNATURES
+from tests.test_kernels_contracts import KERNELS
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def ptx() -> dict[str, dict[str, str]]:
+    """PTX for sm_90, or the reason why there is none, by kernel name; from one process without the simulator."""
+    environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "0"}
+    command = [sys.executable, "-m", "tests.compile_ptx"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode and re.search(r"NvvmSupportError|DynamicLibNotFoundError", done.stderr):
+        pytest.skip("libnvvm is not installed: pip install -e '.[ptx]' (or cu12, cu13)")
+    assert done.returncode == 0, done.stderr
+    compiled: dict[str, dict[str, str]] = json.loads(done.stdout)
+    return compiled
+
+
+@pytest.mark.parametrize("name", [kernel.name for kernel in KERNELS])
+def test_kernel_compiles_to_ptx_without_doubles(ptx: dict[str, dict[str, str]], name: str) -> None:
+    assert "error" not in ptx[name], ptx[name]["error"]
+    text = ptx[name]["ptx"]
+    assert re.search(r"\.target\s+sm_90", text)
+    assert re.search(rf"\.entry\s+\w*{name}", text)
+    doubles = [line.strip() for line in text.splitlines() if re.search(r"\.f64\b", line)]
+    assert not doubles
+
+
+def test_signatures_have_a_word_for_each_parameter() -> None:
+    params = {kernel.name: len(kernel.params) for kernel in KERNELS}
+    words = {name: len(signature.split()) for name, signature in SIGNATURES.items()}
+    assert words == params
