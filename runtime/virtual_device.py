@@ -18,7 +18,7 @@ from runtime.device_counters import DeviceCounters
 from runtime.errors import DeviceError
 from runtime.race_detector import Access, Clock, Hazard, RaceDetector, UseAfterFree, join
 from runtime.virtual_capture import VirtualCapture
-from runtime.virtual_memory import Allocation, Kind, MappedArray, PinnedArray, VirtualArray, poison
+from runtime.virtual_memory import Allocation, Kind, MappedArray, PinnedArray, VirtualArray, as_storable, poison
 from runtime.virtual_queue import OperationQueue, Schedule
 from runtime.virtual_site import Origin, call_site
 from runtime.virtual_stream import VirtualEvent, VirtualStream
@@ -131,7 +131,7 @@ class VirtualDevice:
         target = self._transfer("upload", array)
         if target.allocation.kind == "constant":
             raise DeviceError(f"upload: `{array.name}` is a constant and cannot be written")
-        source = np.asarray(values)
+        source = as_storable(target, values)
         if source.shape != array.shape:
             raise DeviceError(f"upload: {source.shape} does not fit `{array.name}` {array.shape}")
         target.values[...] = source

@@ -47,7 +47,8 @@ class VirtualGraph:
     Attributes:
         name: for reports.
         num_nodes: launches, products, copies and fills in it.
-        reads, writes: names of the arrays that a replay reads before or without writing them, or may write. Constants are left out.
+        reads: names of the arrays that some node only reads; constants are left out.
+        writes: names of the arrays that some node stores to, and may read as well.
         accesses: the same as ranges of bytes; a range that is written stands for reads of it too.
         copies: kind and bytes of each copy in it.
         landings: page-locked destinations, poisoned at each launch when the device poisons.

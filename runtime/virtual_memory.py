@@ -75,9 +75,6 @@ class VirtualArray:
     def nbytes(self) -> int:
         return int(self.values.nbytes)
 
-    def __len__(self) -> int:
-        return len(self.values)
-
     def __getitem__(self: _A, index: slice | tuple[slice, ...]) -> _A:
         """A view. Slices only, with steps of 1; bounds beyond the shape are cut to it, as in NumPy."""
         for part in index if isinstance(index, tuple) else (index,):
@@ -137,17 +134,7 @@ class HostVisibleArray(VirtualArray):
         """
         target = self._target(index)
         self._check(self.allocation, target.start, target.stop, True)
-        source = np.asarray(values)
-        if source.dtype.kind in "iub" and self.dtype.kind in "iu":
-            if source.dtype != self.dtype and source.size:
-                bounds = np.iinfo(self.dtype)
-                if source.min() < bounds.min or source.max() > bounds.max:
-                    raise DeviceError(f"{self.name}: values {source.min()}..{source.max()} do not fit {self.dtype}")
-            self.values[index] = source
-        elif np.can_cast(source.dtype, self.dtype, "same_kind"):
-            self.values[index] = source
-        else:
-            raise DeviceError(f"{self.name}: {source.dtype} values written to {self.dtype} memory; convert them first")
+        self.values[index] = as_storable(self, values)
 
     def read(self, index: Index = ...) -> npt.NDArray[Any]:
         """A copy of self[index] as it is now.
@@ -182,6 +169,20 @@ class MappedArray(HostVisibleArray):
     """One allocation seen by kernels and by the host, as on integrated devices."""
 
     __slots__ = ()
+
+
+def as_storable(array: VirtualArray, values: npt.ArrayLike) -> npt.NDArray[Any]:
+    """`values` as an array that `array` can hold without losing any; DeviceError otherwise."""
+    source, dtype = np.asarray(values), array.dtype
+    if source.dtype == dtype:
+        return source
+    if source.dtype.kind in "iub" and dtype.kind in "iu":
+        bounds = np.iinfo(dtype)
+        if source.size and (source.min() < bounds.min or source.max() > bounds.max):
+            raise DeviceError(f"{array.name}: values {source.min()}..{source.max()} do not fit {dtype}")
+    elif not np.can_cast(source.dtype, dtype, "same_kind"):
+        raise DeviceError(f"{array.name}: {source.dtype} values written to {dtype} memory; convert them first")
+    return source
 
 
 def poison(values: npt.NDArray[Any]) -> None:

@@ -132,7 +132,8 @@ class OperationQueue:
             raise DeviceError(self._failure) from error
         del self._pending[operation]
         operation.done = True
-        operation.call = None  # events and streams may hold the operation for long: let go of its arrays
+        # Events and streams may hold the operation for long: let go of its arrays.
+        operation.call, operation.accesses = None, ()
         operation.dependencies = []
         for dependent in operation.dependents:
             dependent.waiting -= 1

@@ -258,7 +258,8 @@ def test_copy_fill_and_matmul_arguments_are_checked() -> None:
         (r"fill x: value = 2147483648", lambda: stream.fill(x, 1 << 31)),
         (r"matmul: out in \(4, 2\)", lambda: stream.matmul(inputs, inputs, weight, x[:1])),
         (r"matmul: rows x is int32 \(2,\)", lambda: stream.matmul(out, inputs, weight, x)),
-        (r"upload: \(3,\) does not fit `x`", lambda: device.upload(x, np.zeros(3))),
+        (r"upload: \(3,\) does not fit `x`", lambda: device.upload(x, [0, 0, 0])),
+        (r"x: float64 values written to int32", lambda: device.upload(x, [0.5, 1.5])),
     ):
         with pytest.raises(DeviceError, match=text):
             call()
