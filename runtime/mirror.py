@@ -132,8 +132,15 @@ class MirroredBuffer:
         """What the host has written so far travels by other means: staged diffs, an admission record.
 
         The launch that applies it names this buffer among its writes, and brings the device to this version.
+
+        Raises MirrorError where both sides share the memory: the device would write it while the host does.
         """
         self.tag.check_host_write()
+        if self.memory.mapped:
+            raise MirrorError(
+                f"{self.name}: both sides share its memory, so the device cannot apply later what the host writes now; create it with "
+                f"apart=True"
+            )
         self.tag.carried = self.tag.host_version
 
     @property
@@ -171,13 +178,13 @@ class MirroredBuffer:
         return self.memory.array
 
     def check_device_write(self, writer: object) -> None:
-        """Raises TwoWritersError: the host copy is newer and would be lost. StagingBusyError: the host has yet to read this memory."""
+        """Raises TwoWritersError: the host copy is newer and would be lost. StagingBusyError: the host has yet to read it there."""
         self.tag.check_device_write(writer)
         read = self.tag.download
         if self.memory.mapped and read is not None and not read.taken:
             raise StagingBusyError(
-                f"{self.name}: {writer} would write memory that both sides share while the download of version {read.version} was not "
-                f"taken; take() it before the launch, or publish results through an OutcomeRing"
+                f"{self.name}: {writer} would write memory that both sides share, and the download of version {read.version} was "
+                f"not taken; take() it before the launch, or publish results through an OutcomeRing"
             )
 
     def wrote_on_device(self, writer: object) -> None:

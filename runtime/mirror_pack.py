@@ -67,7 +67,14 @@ class MirrorPack:
     """
 
     def __init__(
-        self, device: Device, name: str, fields: Mapping[str, tuple[int, ...]], *, steps_in_flight: int, policy: MirrorPolicy
+        self,
+        device: Device,
+        name: str,
+        fields: Mapping[str, tuple[int, ...]],
+        *,
+        depth: int,
+        steps_in_flight: int,
+        policy: MirrorPolicy,
     ) -> None:
         words = sum(prod(shape) for shape in fields.values())
         self.name = name
@@ -76,7 +83,7 @@ class MirrorPack:
         self._host = np.zeros(words, np.int32)
         self.array: Array = device.array(name, (words,), np.int32)
         self.ring = StagingRing(
-            device, f"{name}_ring", (words,), np.int32, depth=steps_in_flight + 1, steps_in_flight=steps_in_flight, policy=policy
+            device, f"{name}_ring", (words,), np.int32, depth=depth, steps_in_flight=steps_in_flight, policy=policy
         )
         self.fields: dict[str, MirroredBuffer] = {}
         start = 0
@@ -95,6 +102,8 @@ class MirrorPack:
 
     def upload(self, step: int, stream: Stream) -> Event:
         """Stage every field for `step` = 0, 1, 2, ... and queue the one copy. The host may write the fields again at once.
+
+        A pack that does not go with every step (admission records) counts its own uploads as steps.
 
         Raises:
             MirrorError: steps are not consecutive.

@@ -21,7 +21,7 @@ from runtime.mirror_errors import MirrorError, MovedBufferError, TwoWritersError
 from runtime.mirror_memory import MappedMemory, Memory, TwinMemory
 from runtime.mirror_pack import MirrorPack
 from runtime.mirror_policy import MirrorPolicy
-from runtime.staging import OutcomeRing, StagingRing
+from runtime.staging import OutcomeRing
 from runtime.truth import Truth
 
 
@@ -66,7 +66,7 @@ class MirrorTable:
         self.steps_in_flight, self.poison = steps_in_flight, poison
         self.buffers: dict[str, MirroredBuffer] = {}
         self.packs: dict[str, MirrorPack] = {}
-        self.rings: dict[str, StagingRing | OutcomeRing] = {}
+        self.rings: dict[str, OutcomeRing] = {}
         self._adopted: dict[Hashable, _Adopted] = {}
 
     # Contents
@@ -78,31 +78,31 @@ class MirrorTable:
         truth: Truth,
         dtype: npt.DTypeLike = np.int32,
         *,
+        apart: bool = False,
         diffs: bool = False,
     ) -> MirroredBuffer:
-        """A buffer. `diffs`: the host's writes reach the device as staged (row, column, value), so both copies are kept apart."""
+        """A buffer.
+
+        apart: two copies under either policy, because the device applies in its own time what the host has written (carry()).
+        diffs: apart, and the host's writes are kept as (row, column, value) for take_diffs().
+        """
         self._refuse_taken(name)
-        memory = self._memory(name, shape, dtype, apart=diffs)
+        memory = self._memory(name, shape, dtype, apart=apart or diffs)
         buffer = self.buffers[name] = MirroredBuffer(memory, name, truth, poison=self.poison, diffs=diffs)
         return buffer
 
-    def pack(self, name: str, fields: Mapping[str, tuple[int, ...]]) -> MirrorPack:
-        """Host-written int32 buffers that travel together. Fields are found by name in the table as well."""
+    def pack(self, name: str, fields: Mapping[str, tuple[int, ...]], *, depth: int | None = None) -> MirrorPack:
+        """Host-written int32 buffers that travel together. Fields are found by name in the table as well.
+
+        depth: uploads that may be in flight; one a step is enough for the steps in flight, a pack of admission records needs more.
+        """
         for taken in (name, *fields):
             self._refuse_taken(taken)
-        pack = MirrorPack(self.device, name, fields, steps_in_flight=self.steps_in_flight, policy=self.policy)
+        steps = self.steps_in_flight
+        depth = steps + 1 if depth is None else depth
+        pack = MirrorPack(self.device, name, fields, depth=depth, steps_in_flight=steps, policy=self.policy)
         self.packs[name] = pack
         return pack
-
-    def staging(self, name: str, shape: tuple[int, ...], *, depth: int | None = None) -> StagingRing:
-        """A ring for what does not go with every step (admission records); its steps count its own uses."""
-        self._refuse_taken(name)
-        steps = self.steps_in_flight
-        ring = StagingRing(
-            self.device, name, shape, depth=steps + 1 if depth is None else depth, steps_in_flight=steps, policy=self.policy
-        )
-        self.rings[name] = ring
-        return ring
 
     def outcomes(self, name: str, shape: tuple[int, ...], *, depth: int | None = None) -> OutcomeRing:
         """The way back of a step's results."""
@@ -136,7 +136,7 @@ class MirrorTable:
         buffer.refuse_pinned(f"resized to {list(shape)}")
         # The old memory goes first: its name is taken on the device until then.
         buffer.memory.free()
-        buffer.move_to(self._memory(name, shape, buffer.dtype, apart=buffer.keeps_diffs))
+        buffer.move_to(self._memory(name, shape, buffer.dtype, apart=not buffer.memory.mapped))
 
     # Graphs
 
@@ -153,7 +153,7 @@ class MirrorTable:
         self._adopted[graph.key] = _Adopted(
             graph, reads, writes, tuple((buffer, buffer.moves, buffer.shape) for buffer in touched)
         )
-        return (graph.reads | graph.writes) - self.buffers.keys() - self.packs.keys() - self.rings.keys()
+        return (graph.reads | graph.writes).difference(self.buffers, self.packs, self.rings)
 
     def release(self, graph: Declared) -> None:
         """The graph is gone, or will be captured again: its buffers may move."""
@@ -223,8 +223,7 @@ class MirrorTable:
     @property
     def nbytes(self) -> int:
         """On both sides, rings included."""
-        parts = (*(buffer.memory for buffer in self.buffers.values()), *self.packs.values(), *self.rings.values())
-        return sum(part.nbytes for part in parts)
+        return sum(owner.nbytes for owner in self._owners())
 
     def describe(self) -> str:
         """One line a buffer and the totals, for `draftgraph info`."""
@@ -243,10 +242,13 @@ class MirrorTable:
             return
         # Before anything is freed: a copy that is still queued would read or write freed memory.
         self.device.synchronize()
-        for part in (*(buffer.memory for buffer in self.buffers.values()), *self.packs.values(), *self.rings.values()):
-            part.free()
+        for owner in self._owners():
+            owner.free()
         for contents in (self.buffers, self.packs, self.rings, self._adopted):
             contents.clear()
+
+    def _owners(self) -> list[Memory | MirrorPack | OutcomeRing]:
+        return [*(buffer.memory for buffer in self.buffers.values()), *self.packs.values(), *self.rings.values()]
 
     def _every(self) -> list[MirroredBuffer]:
         return [*self.buffers.values(), *(field for pack in self.packs.values() for field in pack.fields.values())]
