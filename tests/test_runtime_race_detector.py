@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 from inspect import currentframe
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -217,3 +219,17 @@ def test_a_run_that_never_waits_is_bounded_by_what_it_touches() -> None:
         stream.fill(x[i % 64 : i % 64 + 1], i)
     assert device.detector is not None
     assert device.detector.logged == 64
+
+
+def test_sites_are_lines_of_the_program_not_of_its_machinery() -> None:
+    """A recorder of graphs/ is named by who called it; the node's label already says which launch it is."""
+    root = Path(__file__).resolve().parents[1]
+    recorder: dict[str, Any] = {}
+    exec(compile("def record(stream, x):\n    stream.fill(x, 1)\n", str(root / "graphs" / "decode.py"), "exec"), recorder)
+    device = make()
+    x = device.array("x", (1,), np.int32)
+    recorder["record"](device.stream("a"), x)
+    first = line() - 1
+    with pytest.raises(Race) as caught:
+        recorder["record"](device.stream("b"), x)
+    assert caught.value.earlier.site == (__file__, first)
