@@ -74,10 +74,10 @@ class Scratch:
 
 @dataclass(frozen=True)
 class SlotState:
-    """What a request leaves from step to step, by slot. Only the device writes it, but for the admission record.
+    """What a request leaves from step to step, by slot.
 
-    DeviceExact: num_computed, total_len, last_sampled, draft_tokens, num_draft, finished, history.
-    HostExact: prefill_len, max_total_len, min_total_len, stop_ids, block_tables (written by the device from staged diffs).
+    Device exact: num_computed, total_len, last_sampled, draft_tokens, num_draft, finished, history.
+    Host exact: prefill_len, max_total_len, min_total_len, stop_ids (from the admission record), block_tables (from staged diffs).
     """
 
     num_computed: Array  # [N] tokens whose K/V is in the cache
@@ -96,10 +96,9 @@ class SlotState:
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What the host stages for each step: one packed block, so that one copy moves it."""
+    """What the host stages for each step: views of one packed block, so that one copy moves it."""
 
-    packed: Array  # [words] the whole block
-    live: Array  # [4] tokens, requests, logits rows, step number
+    live: Array  # [3] tokens, requests, logits rows
     idx_mapping: Array  # [N] batch row -> slot, pads -1
     query_start_loc: Array  # [N + 1] pads = tokens
     cu_num_logits: Array  # [N + 1] pads = logits rows
@@ -118,25 +117,12 @@ class StepInputs:
     def num_logits(self) -> Array:
         return self.live[2:3]
 
-    @property
-    def step(self) -> Array:
-        return self.live[3:4]
-
-
-@dataclass(frozen=True)
-class InputRing:
-    """Integrated policy only: the mapped ring that the first kernel of a step reads in place."""
-
-    blocks: Array  # [depth, words] mapped
-    cursor: Array  # [1] the step that is next, counted by the device
-
 
 @dataclass(frozen=True)
 class StepArrays:
     """What a step computes on its way, and its outcome."""
 
     inputs: StepInputs
-    ring: InputRing | None
     input_token_ids: Array  # [T]
     positions: Array  # [T]
     seq_lens: Array  # [N]
@@ -148,4 +134,4 @@ class StepArrays:
     num_sampled: Array  # [N] by row
     num_rejected: Array  # [N] by row
     num_drafts: Array  # [N] by row: drafts >= 0 that were verified
-    outcomes: Array  # [depth, N, 4 + k] by row: num_sampled, num_drafts, finished, sampled...
+    outcome: Array  # [1, N, 4 + k] by row: num_sampled, num_drafts, finished, sampled...

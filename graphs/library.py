@@ -26,13 +26,14 @@ class Executable(Protocol):
 class Capture(Protocol):
     """The scope of a capture; `graph` is there once it was left without an exception."""
 
-    graph: Executable
+    @property
+    def graph(self) -> Executable: ...
 
 
 class CapturingStream(Launcher, Protocol):
     """A stream that can put its launches into a graph."""
 
-    def capture(self) -> AbstractContextManager[Capture]: ...
+    def capture(self, name: str = ...) -> AbstractContextManager[Capture]: ...
 
 
 @dataclass(frozen=True)
@@ -75,12 +76,12 @@ class GraphLibrary:
         self.launches: Counter[GraphKey] = Counter()
         self.capture_seconds = 0.0
 
-    def capture(self, keys: Iterable[GraphKey], progress: Callable[[int, int, GraphKey], None] | None = None) -> None:
+    def capture(self, keys: Iterable[GraphKey], progress: Callable[[int, int], None] | None = None) -> None:
         """Capture every key, largest first: what the largest needs of memory, the smaller ones find there."""
         ordered = sorted(set(keys) - set(self.graphs), key=lambda key: (key.num_tokens, key.num_requests), reverse=True)
         for done, key in enumerate(ordered):
             if progress is not None:
-                progress(done, len(ordered), key)
+                progress(done, len(ordered))
             self.graphs[key] = self._capture(key)
 
     def _capture(self, key: GraphKey) -> StepGraph:
@@ -89,7 +90,7 @@ class GraphLibrary:
         trace = self.traces[key] = Trace.of(lambda launch: record(launch, key))
         executable: Executable | None = None
         if self.mode == "graph":
-            with self._stream.capture() as captured:
+            with self._stream.capture(str(key)) as captured:
                 record(self._stream, key)
             executable = captured.graph
         self.capture_seconds += time.perf_counter() - began

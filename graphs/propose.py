@@ -1,6 +1,8 @@
-"""Drafts for the next step, from device state alone: no download, no synchronisation. One recorder for each proposer."""
+"""Drafts for the next step, from device state alone: no download, no synchronisation. One class a proposer."""
 
 from __future__ import annotations
+
+from typing import Protocol
 
 from graphs.arrays import SlotState, StepArrays
 from graphs.key import GraphKey
@@ -10,20 +12,39 @@ from kernels.ngram import ngram_propose
 SEARCH_THREADS = 128
 
 
-def record_ngram(launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays, *, min_n: int, max_n: int) -> None:
-    """Prompt lookup in the history of each row that has just committed tokens. Missing drafts are -1."""
-    launch.launch(
-        ngram_propose,
-        key.num_requests,
-        SEARCH_THREADS,
-        state.draft_tokens,
-        state.num_draft,
-        state.history,
-        state.total_len,
-        state.finished,
-        step.inputs.idx_mapping[: key.num_requests],
-        step.num_sampled[: key.num_requests],
-        min_n,
-        max_n,
-        step.inputs.num_requests,
-    )
+class Proposer(Protocol):
+    """What drafts the next tokens. Its ids reach the target as candidates only: a wrong one costs acceptance, never text."""
+
+    def record(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:
+        """Record draft_tokens and num_draft of the slots of key.num_requests rows that have just committed tokens."""
+        ...
+
+
+class NgramProposer:
+    """Prompt lookup: the tokens that followed the last occurrence of the present suffix. Missing drafts are -1.
+
+    Args:
+        min_n, max_n: shortest and longest suffix that is looked up, in tokens; the longest match wins.
+    """
+
+    def __init__(self, *, min_n: int, max_n: int) -> None:
+        self.min_n = min_n
+        self.max_n = max_n
+
+    def record(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:
+        rows = key.num_requests
+        launch.launch(
+            ngram_propose,
+            rows,
+            SEARCH_THREADS,
+            state.draft_tokens,
+            state.num_draft,
+            state.history,
+            state.total_len,
+            state.finished,
+            step.inputs.idx_mapping[:rows],
+            step.num_sampled[:rows],
+            self.min_n,
+            self.max_n,
+            step.inputs.num_requests,
+        )

@@ -6,26 +6,39 @@ decode row, a verify row) is read from device memory, so that no family can drif
 
 from __future__ import annotations
 
-from graphs.arrays import ModelArrays, Scratch, SlotState, StepArrays
+from typing import Protocol
+
+from graphs.arrays import SlotState, StepArrays
 from graphs.key import GraphKey
-from graphs.launch import Launcher
-from graphs.transformer import record_forward, record_logits
+from graphs.launch import Array, Launcher
 from kernels.accept import accept_greedy, sampled_rejected
 from kernels.advance import advance
 from kernels.combine import combine
 from kernels.prefill_inputs import prefill_inputs
 from kernels.prepare import prepare
+from kernels.publish import publish
 from kernels.slots import staged_write
-from kernels.stage import publish, take_inputs
 
 ROW_THREADS = 32
+
+
+class Target(Protocol):
+    """The model whose output is never changed by speculation."""
+
+    @property
+    def row_argmax(self) -> Array:
+        """int32 [J]: the greedy token of each logits row, once `record` has run."""
+        ...
+
+    def record(self, launch: Launcher, state: SlotState, step: StepArrays, num_tokens: int, num_logits: int) -> None:
+        """Record input ids, positions and slots of `num_tokens` rows -> row_argmax of `num_logits` rows at most."""
+        ...
 
 
 def record_step(
     launch: Launcher,
     key: GraphKey,
-    model: ModelArrays,
-    scratch: Scratch,
+    target: Target,
     state: SlotState,
     step: StepArrays,
     *,
@@ -35,9 +48,8 @@ def record_step(
 ) -> None:
     """Record a step of at most key.num_requests rows, key.num_tokens tokens and `num_logits` logits rows."""
     _record_inputs(launch, key, state, step, block_size, max_model_len)
-    record_forward(launch, model, scratch, state, step, key.num_tokens)
-    record_logits(launch, model, scratch, step, num_logits)
-    _record_accept(launch, key, scratch, state, step)
+    target.record(launch, state, step, key.num_tokens, num_logits)
+    _record_accept(launch, key, target.row_argmax, state, step)
 
 
 def _record_inputs(
@@ -45,8 +57,6 @@ def _record_inputs(
 ) -> None:
     """Staged block -> positions, slots, input ids: prompt tokens from the history, then committed and draft ids over them."""
     inputs, rows = step.inputs, key.num_requests
-    if step.ring is not None:
-        launch.launch(take_inputs, 1, ROW_THREADS, inputs.packed, step.ring.cursor, step.ring.blocks)
     idx_mapping, query_start_loc = inputs.idx_mapping[:rows], inputs.query_start_loc[: rows + 1]
     cu_num_logits = inputs.cu_num_logits[: rows + 1]
     seq_lens, input_ids = step.seq_lens[:rows], step.input_token_ids[: key.num_tokens]
@@ -98,7 +108,7 @@ def _record_inputs(
     )
 
 
-def _record_accept(launch: Launcher, key: GraphKey, scratch: Scratch, state: SlotState, step: StepArrays) -> None:
+def _record_accept(launch: Launcher, key: GraphKey, row_argmax: Array, state: SlotState, step: StepArrays) -> None:
     """Argmax rows -> accepted tokens -> lengths, history and stops on the device -> the outcome the host will collect."""
     inputs, rows = step.inputs, key.num_requests
     idx_mapping, query_start_loc = inputs.idx_mapping[:rows], inputs.query_start_loc[: rows + 1]
@@ -111,9 +121,8 @@ def _record_accept(launch: Launcher, key: GraphKey, scratch: Scratch, state: Slo
         ROW_THREADS,
         sampled,
         num_sampled,
-        num_rejected,
         num_drafts,
-        scratch.row_argmax,
+        row_argmax,
         step.input_token_ids,
         step.logits_indices,
         cu_num_logits,
@@ -145,7 +154,6 @@ def _record_accept(launch: Launcher, key: GraphKey, scratch: Scratch, state: Slo
         num_rejected,
         idx_mapping,
         query_start_loc,
-        state.prefill_len,
         state.max_total_len,
         state.min_total_len,
         state.stop_ids,
@@ -155,8 +163,7 @@ def _record_accept(launch: Launcher, key: GraphKey, scratch: Scratch, state: Slo
         publish,
         1,
         ROW_THREADS,
-        step.outcomes,
-        inputs.step,
+        step.outcome,
         sampled,
         num_sampled,
         num_drafts,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graphs.arrays import LayerArrays, ModelArrays, Scratch, SlotState, StepArrays
-from graphs.launch import Launcher
+from graphs.launch import Array, Launcher
 from kernels.argmax import argmax
 from kernels.attention import paged_attention
 from kernels.bias import add_bias
@@ -18,11 +18,32 @@ from kernels.swiglu import swiglu
 THREADS = 128
 
 
+class DecoderTarget:
+    """The target of a real checkpoint: embedding, blocks, head, argmax.
+
+    Args:
+        model: weights and KV cache on the device.
+        scratch: activations, sized for the largest step.
+    """
+
+    def __init__(self, model: ModelArrays, scratch: Scratch) -> None:
+        self.model = model
+        self.scratch = scratch
+
+    @property
+    def row_argmax(self) -> Array:
+        return self.scratch.row_argmax
+
+    def record(self, launch: Launcher, state: SlotState, step: StepArrays, num_tokens: int, num_logits: int) -> None:
+        record_forward(launch, self.model, self.scratch, state, step, num_tokens)
+        record_logits(launch, self.model, self.scratch, step, num_logits)
+
+
 def record_forward(
     launch: Launcher, model: ModelArrays, scratch: Scratch, state: SlotState, step: StepArrays, num_tokens: int
 ) -> None:
     """Embed `num_tokens` rows of input ids and run every block; the final norm ends up in scratch.normed [T, H]."""
-    shape, eps = model.shape, model.shape.rms_norm_eps
+    eps = model.shape.rms_norm_eps
     live = step.inputs.num_tokens
     residual, normed = scratch.residual[:num_tokens], scratch.normed[:num_tokens]
     projected = scratch.projected[:num_tokens]
@@ -38,7 +59,6 @@ def record_forward(
         launch.launch(swiglu, num_tokens, THREADS, activated, gate_up, live)
         launch.matmul(projected, activated, layer.down, live)
         launch.launch(add_rms_norm, num_tokens, THREADS, normed, residual, projected, norm_after, eps, live)
-    assert shape.intermediate_size == activated.shape[1]
 
 
 def _record_attention(

@@ -1,0 +1,237 @@
+"""From a configuration to a running engine: source, checkpoint, device, sizes, weights, graphs."""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from graphs.arrays import Scratch
+from graphs.propose import NgramProposer, Proposer
+from graphs.transformer import DecoderTarget
+from runtime.chat import ChatTemplate
+from runtime.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from runtime.checkpoint.source import resolve_source
+from runtime.config import ConfigSource, RunConfig, load_config
+from runtime.console import Advance, ProgressBars
+from runtime.device import Device, open_device, resolve_kind
+from runtime.engine import Engine
+from runtime.errors import ConfigError, DeviceError
+from runtime.kv_cache import BlockAllocator
+from runtime.mirror_policy import resolve_policy
+from runtime.models.spec import ModelSpec
+from runtime.models.upload import kv_cache_bytes, upload_model
+from runtime.prompts import PromptEncoder
+from runtime.runner import Runner, RunnerOptions
+from runtime.sampling import MAX_STOP_TOKEN_IDS
+from runtime.scheduler import Scheduler, SchedulerLimits
+from runtime.step_buffers import StepSizes
+from runtime.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+HOST_KV_SHARE = 0.4
+"""Part of the memory that is available at start that the KV cache of a CPU may take when num_blocks = auto."""
+
+
+def assemble(source: ConfigSource, *, progress: ProgressBars | None = None, **overrides: Any) -> Engine:
+    """Build the engine of a configuration. See `Engine.from_config` for arguments and errors."""
+    config = load_config(source, **overrides)
+    _refuse_what_is_not_there(config)
+    checkpoint = open_checkpoint(resolve_source(_model_source(config)))
+    spec = checkpoint.spec
+    sizes = step_sizes(config, spec)
+    tokenizer = Tokenizer.from_source(checkpoint.tokenizer)
+    encoder = _prompt_encoder(config, checkpoint, tokenizer, sizes.max_model_len)
+    kind, reason = resolve_kind(config.device)
+    logger.info("device: %s (%s)", kind, reason)
+    device = open_device(kind, poison=config.mirror.poison)
+    try:
+        policy = resolve_policy(config.mirror.policy, device)
+        blocks = BlockAllocator(_num_blocks(config, spec, sizes), sizes.block_size)
+        # A pool smaller than the longest sequence is the limit then, on the device as in the scheduler.
+        sizes = replace(sizes, max_model_len=min(sizes.max_model_len, blocks.num_positions))
+        with _bar(progress, "loading weights") as advance:
+            weights = checkpoint.load_weights(advance)
+        model = upload_model(
+            device,
+            spec,
+            weights,
+            max_model_len=sizes.max_model_len,
+            num_blocks=blocks.num_blocks,
+            block_size=sizes.block_size,
+        )
+        target = DecoderTarget(model, allocate_scratch(device, spec, sizes))
+        eos = checkpoint.tokenizer.eos_token_ids
+        options = RunnerOptions(
+            steps_in_flight=config.runner.steps_in_flight if config.runner.async_ else 1,
+            graph_mode=config.graphs.mode,
+            buckets=None if config.graphs.buckets == "auto" else config.graphs.buckets,
+            token_buckets=None if config.graphs.token_buckets == "auto" else config.graphs.token_buckets,
+            eos_token_ids=eos,
+            poison=config.mirror.poison,
+        )
+        runner = Runner(device, target, _proposer(config), sizes, policy, options)
+        with _bar(progress, "capturing graphs") as advance:
+            runner.capture(advance)
+    except BaseException:
+        device.close()
+        raise
+    limits = SchedulerLimits(
+        max_num_seqs=sizes.max_num_seqs,
+        max_model_len=sizes.max_model_len,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        num_speculative_tokens=sizes.num_speculative_tokens,
+    )
+    description = _describe(config, spec, sizes, blocks, f"{kind} ({reason})")
+    return Engine(
+        runner,
+        Scheduler(limits, blocks),
+        tokenizer,
+        encoder,
+        config.sampling.params(),
+        steps_ahead=options.steps_in_flight - 1,
+        description=description,
+    )
+
+
+def step_sizes(config: RunConfig, spec: ModelSpec) -> StepSizes:
+    """Sizes of the largest step.
+
+    Raises:
+        ConfigError: scheduler.max_model_len is above what the model was made for.
+    """
+    scheduler = config.scheduler
+    longest = spec.max_position_embeddings
+    max_model_len = longest if scheduler.max_model_len == "auto" else scheduler.max_model_len
+    if max_model_len > longest:
+        raise ConfigError(
+            f"scheduler.max_model_len = {max_model_len}: above the model's {longest} positions; lower it or set it to auto"
+        )
+    return StepSizes(
+        max_num_seqs=scheduler.max_num_seqs,
+        num_speculative_tokens=config.speculator.k,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        block_size=scheduler.block_size,
+        num_stop_ids=MAX_STOP_TOKEN_IDS + len(spec.eos_token_ids),
+    )
+
+
+def allocate_scratch(device: Device, spec: ModelSpec, sizes: StepSizes) -> Scratch:
+    """Activations of the largest step, float32."""
+    tokens, rows = sizes.max_num_batched_tokens, sizes.num_logits
+
+    def activations(name: str, *shape: int) -> Any:
+        return device.array(name, shape, np.float32)
+
+    return Scratch(
+        residual=activations("residual", tokens, spec.hidden_size),
+        normed=activations("normed", tokens, spec.hidden_size),
+        qkv=activations("qkv", tokens, spec.qkv_size),
+        attention=activations("attention", tokens, spec.q_size),
+        projected=activations("projected", tokens, spec.hidden_size),
+        gate_up=activations("gate_up", tokens, 2 * spec.intermediate_size),
+        activated=activations("activated", tokens, spec.intermediate_size),
+        logit_rows=activations("logit_rows", rows, spec.hidden_size),
+        logits=activations("logits", rows, spec.vocab_size),
+        row_argmax=device.array("row_argmax", (rows,), np.int32),
+    )
+
+
+def _refuse_what_is_not_there(config: RunConfig) -> None:
+    """Options that this version knows and cannot honour are errors, not wishes."""
+    if config.numerics != "fast":
+        raise ConfigError(f"numerics = {config.numerics}: available on CUDA devices in a later version; set numerics = fast")
+
+
+def _model_source(config: RunConfig) -> str:
+    source, revision = config.model.source, config.model.revision
+    if revision is None:
+        return source
+    if not source.startswith("hf:"):
+        raise ConfigError(f"model.revision = {revision}: only hf: sources have revisions, model.source = {source}; remove it")
+    if "@" in source:
+        raise ConfigError(f"model.revision = {revision}: model.source = {source} names a revision already; remove one of them")
+    return f"{source}@{revision}"
+
+
+def _prompt_encoder(config: RunConfig, checkpoint: Checkpoint, tokenizer: Tokenizer, max_model_len: int) -> PromptEncoder:
+    source = checkpoint.tokenizer
+    template = None
+    if source.chat_template is not None and config.run.chat:
+        eos = tokenizer.eos_token_ids[0] if tokenizer.eos_token_ids else None
+        template = ChatTemplate(
+            source.chat_template, bos_token=tokenizer.token_text(tokenizer.bos_token_id), eos_token=tokenizer.token_text(eos)
+        )
+    return PromptEncoder(
+        tokenizer,
+        template,
+        vocab_size=checkpoint.spec.vocab_size,
+        max_model_len=max_model_len,
+        chat=config.run.chat,
+        system=config.run.system,
+    )
+
+
+def _proposer(config: RunConfig) -> Proposer | None:
+    speculator = config.speculator
+    if speculator.k == 0:
+        return None
+    return NgramProposer(min_n=speculator.ngram_min, max_n=speculator.ngram_max)
+
+
+def _num_blocks(config: RunConfig, spec: ModelSpec, sizes: StepSizes) -> int:
+    """scheduler.num_blocks, or as many as every slot at full length can use, within a share of the memory that is free.
+
+    Raises:
+        DeviceError: not even one request of a few tokens fits.
+    """
+    if config.scheduler.num_blocks != "auto":
+        return config.scheduler.num_blocks
+    wanted = sizes.max_num_seqs * sizes.blocks_per_slot
+    block = kv_cache_bytes(spec, 1, sizes.block_size)
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    affordable = int(free * HOST_KV_SHARE) // block
+    if affordable < 1:
+        raise DeviceError(
+            f"no memory for one KV block of {block:,} bytes: {free:,} bytes are free; close programs or lower block_size"
+        )
+    return min(wanted, affordable)
+
+
+def _bar(progress: ProgressBars | None, title: str) -> AbstractContextManager[Advance]:
+    return nullcontext(lambda done, total: None) if progress is None else progress(title)
+
+
+def _describe(config: RunConfig, spec: ModelSpec, sizes: StepSizes, blocks: BlockAllocator, device: str) -> dict[str, Any]:
+    return {
+        "device": device,
+        "model": {
+            "source": config.model.source,
+            "architecture": spec.architecture,
+            "layers": spec.num_layers,
+            "hidden_size": spec.hidden_size,
+            "intermediate_size": spec.intermediate_size,
+            "heads": spec.num_heads,
+            "kv_heads": spec.num_kv_heads,
+            "head_dim": spec.head_dim,
+            "vocab_size": spec.vocab_size,
+            "tied_embeddings": spec.tied_embeddings,
+            "dtype": "float32",
+        },
+        "scheduler": {
+            "max_num_seqs": sizes.max_num_seqs,
+            "max_model_len": sizes.max_model_len,
+            "max_num_batched_tokens": sizes.max_num_batched_tokens,
+            "block_size": sizes.block_size,
+            "num_blocks": blocks.num_blocks,
+            "kv_cache_bytes": kv_cache_bytes(spec, blocks.num_blocks, sizes.block_size),
+        },
+        "speculator": {"method": config.speculator.method, "num_speculative_tokens": sizes.num_speculative_tokens},
+        "runner": {"async": config.runner.async_, "steps_in_flight": config.runner.steps_in_flight if config.runner.async_ else 1},
+    }

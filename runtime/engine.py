@@ -1,0 +1,231 @@
+"""The engine: prompts in, text out. Its loop launches step N + 1 before it collects step N."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol
+
+from runtime.generation import Generation
+from runtime.plan import StepPlan, StepResult, TokenUpdate
+from runtime.prompts import Prompt, PromptEncoder, as_prompt_list
+from runtime.report import RequestOutput, StreamEvent
+from runtime.request import Request
+from runtime.sampling import SamplingParams
+from runtime.scheduler import Scheduler
+from runtime.tokenizer import Tokenizer
+
+
+class Outcome(Protocol):
+    """A step in flight."""
+
+    plan: StepPlan
+
+    def collect(self) -> StepResult:
+        """Block the host until the step's results have arrived: the one wait of a steady step."""
+        ...
+
+
+class StepRunner(Protocol):
+    """What turns plans into device work. Launching never waits."""
+
+    def launch(self, plan: StepPlan) -> Outcome: ...
+
+    def info(self) -> dict[str, Any]: ...
+
+    def close(self) -> None: ...
+
+
+class Engine:
+    """Batched generation over one model on one device.
+
+    Build it with `Engine.from_config`; use it as a context manager, or call `close`.
+
+    Args:
+        description: what `info` says beside what the runner knows.
+        steps_ahead: steps that stay in flight while the next is launched: 1 for the asynchronous runner; 0 waits for each step.
+    """
+
+    def __init__(
+        self,
+        runner: StepRunner,
+        scheduler: Scheduler,
+        tokenizer: Tokenizer,
+        encoder: PromptEncoder,
+        default_params: SamplingParams,
+        *,
+        steps_ahead: int,
+        description: Mapping[str, Any] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.runner = runner
+        self.scheduler = scheduler
+        self.tokenizer = tokenizer
+        self.steps_ahead = steps_ahead
+        self._encoder = encoder
+        self._default_params = default_params
+        self._clock = clock
+        self._description = dict(description or {})
+        self._in_flight: deque[Outcome] = deque()
+        self._generations: dict[str, Generation] = {}
+        self._request_ids = (f"request-{number}" for number in itertools.count())
+        self._closed = False
+
+    @classmethod
+    def from_config(cls, source: Any, *, progress: Any = None, **overrides: Any) -> Engine:
+        """Load a model and capture its graphs.
+
+        Args:
+            source: path of a YAML file, a mapping of the same shape, or a RunConfig.
+            progress: opens a progress bar by title (runtime.console.progress_bar); None shows nothing.
+            overrides: as `runtime.config.load_config` takes them, e.g. `runner__async=False`.
+
+        Raises:
+            DraftgraphError: config, source, checkpoint or device cannot be used; the text says what to do.
+        """
+        from runtime.assembly import assemble
+
+        return assemble(source, progress=progress, **overrides)
+
+    # ---- the loop ----------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Launch step N + 1, then collect step N. Events land in the generations that they belong to."""
+        plan = self.scheduler.schedule()
+        if plan is not None:
+            self._in_flight.append(self.runner.launch(plan))
+        if self._in_flight and (plan is None or len(self._in_flight) > self.steps_ahead):
+            outcome = self._in_flight.popleft()
+            self._deliver(self.scheduler.update(outcome.plan, outcome.collect()))
+
+    def _deliver(self, updates: Iterable[TokenUpdate]) -> None:
+        for update in updates:
+            generation = self._generations[update.request_id]
+            generation.push(update)
+            if generation.stopped_by_string and update.finish_reason is None:
+                self.scheduler.finish(update.request_id, "stop")
+            if generation.output is not None:
+                del self._generations[update.request_id]
+
+    # ---- requests ----------------------------------------------------------------------------------------------
+
+    def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, index: int = 0) -> Generation:
+        """Queue one request; `step` moves it on.
+
+        Raises:
+            PromptError, CapacityError: the prompt cannot be encoded or can never fit.
+        """
+        self._require_open()
+        token_ids = self._encoder.encode(prompt, f"prompt {index + 1}")
+        return self._queue(index, prompt, token_ids, params or self._default_params)
+
+    def _queue(self, index: int, prompt: Prompt, token_ids: Sequence[int], params: SamplingParams) -> Generation:
+        request = Request(next(self._request_ids), token_ids, params, arrival_time=self._clock())
+        self.scheduler.add(request)
+        speculates = self.scheduler.limits.num_speculative_tokens > 0
+        generation = Generation(index, prompt, request, self.tokenizer, speculates)
+        self._generations[request.request_id] = generation
+        return generation
+
+    def cancel(self, request_id: str) -> bool:
+        """End a request early, with what it has produced; False when it had ended before. Its frames in flight are dropped."""
+        generation = self._generations.pop(request_id, None)
+        if generation is None:
+            return False
+        self.scheduler.cancel(request_id)
+        generation.push(TokenUpdate(request_id, [], "cancelled"))
+        return True
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Requests that have not ended, or steps in flight."""
+        return self.scheduler.has_unfinished or bool(self._in_flight)
+
+    # ---- calls -------------------------------------------------------------------------------------------------
+
+    def stream(
+        self, prompts: Prompt | Iterable[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> Iterator[StreamEvent]:
+        """Events of all prompts as they happen; requests that are still running when the iterator is dropped are cancelled.
+
+        Args:
+            prompts: a text, a chat, token ids, or a list of these.
+            params: for all prompts, or one for each.
+        """
+        self._require_open()
+        several = as_prompt_list(prompts)
+        each = _params_of_each(params or self._default_params, len(several))
+        # All prompts are encoded, and may be refused, before the first is queued: an error leaves nothing behind.
+        encoded = self._encoder.encode_all(several)
+        generations: list[Generation] = []
+        try:
+            for index, (prompt, token_ids) in enumerate(zip(several, encoded, strict=True)):
+                generations.append(self._queue(index, prompt, token_ids, each[index]))
+            yield from self._run(generations)
+        finally:
+            for generation in generations:
+                self.cancel(generation.request.request_id)
+
+    def _run(self, generations: Sequence[Generation]) -> Iterator[StreamEvent]:
+        pending = list(generations)
+        while pending:
+            self.step()
+            for generation in pending:
+                while generation.events:
+                    yield generation.events.pop(0)
+            pending = [generation for generation in pending if generation.output is None]
+
+    def generate(
+        self, prompts: Prompt | Iterable[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[RequestOutput]:
+        """Outputs of all prompts, in their order. Arguments as `stream`."""
+        outputs: dict[int, RequestOutput] = {}
+        for event in self.stream(prompts, params):
+            if event.output is not None:
+                outputs[event.index] = event.output
+        return [outputs[index] for index in sorted(outputs)]
+
+    # ---- life --------------------------------------------------------------------------------------------------
+
+    def info(self) -> dict[str, Any]:
+        """What the configuration resolved to, for `draftgraph info`."""
+        return self._description | self.runner.info()
+
+    def drain(self) -> None:
+        """Collect every step in flight."""
+        while self._in_flight:
+            outcome = self._in_flight.popleft()
+            self._deliver(self.scheduler.update(outcome.plan, outcome.collect()))
+
+    def close(self) -> None:
+        """Cancel what runs, collect what is in flight, free the device. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        for request_id in list(self._generations):
+            self.cancel(request_id)
+        self.drain()
+        self.runner.close()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the engine is closed: open another one")
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _params_of_each(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise ValueError(f"params has {len(params)} entries for {count} prompts: give one for all, or one for each")
+    return list(params)

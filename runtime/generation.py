@@ -1,0 +1,89 @@
+"""One request on its way from tokens to text: detokenisation, stop strings, and the output when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from runtime.detokenizer import Detokenizer
+from runtime.plan import FinishReason, TokenUpdate
+from runtime.prompts import Prompt
+from runtime.report import RequestOutput, StreamEvent
+from runtime.request import Request
+from runtime.stop_strings import StopStrings
+from runtime.tokenizer import Tokenizer
+
+
+class Generation:
+    """What the engine keeps of a request beside what the scheduler keeps.
+
+    Attributes:
+        index: place of the prompt in its call, from 0.
+        events: what happened and was not yet handed to the caller.
+        output: set once the request has ended.
+    """
+
+    def __init__(self, index: int, prompt: Prompt, request: Request, tokenizer: Tokenizer, speculates: bool) -> None:
+        self.index = index
+        self.request = request
+        self.events: list[StreamEvent] = []
+        self.output: RequestOutput | None = None
+        self._prompt = prompt
+        self._speculates = speculates
+        self._token_ids: list[int] = []
+        self._text: list[str] = []
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = StopStrings(request.params.stop)
+
+    @property
+    def stopped_by_string(self) -> bool:
+        """A stop string has ended the text; the scheduler may not know yet."""
+        return self._stops.matched is not None
+
+    def push(self, update: TokenUpdate) -> None:
+        """Take the tokens of one step. Behind a stop string nothing is kept, neither text nor tokens."""
+        if self.output is not None:
+            return
+        taken, text = self._take(update.token_ids)
+        reason: FinishReason | None = "stop" if self.stopped_by_string else update.finish_reason
+        if reason is not None:
+            text += self._flush()
+        self._text.append(text)
+        if reason is not None:
+            self.output = self._finished(reason)
+        if taken or text or self.output is not None:
+            self.events.append(StreamEvent(self.index, text, tuple(taken), self.output))
+
+    def _take(self, token_ids: Sequence[int]) -> tuple[list[int], str]:
+        """Token by token, so that the tokens behind the one that completes a stop string are seen as such."""
+        taken: list[int] = []
+        text = ""
+        for token in token_ids:
+            taken.append(token)
+            self._token_ids.append(token)
+            piece = self._detokenizer.push((token,))
+            # Below min_tokens a stop string is ordinary text.
+            armed = len(self._token_ids) >= self.request.params.min_tokens
+            text += self._stops.push(piece) if armed else piece
+            if self.stopped_by_string:
+                break
+        return taken, text
+
+    def _flush(self) -> str:
+        """The rest of the text. Where a stop string ended it there is none: what follows the match is not output."""
+        if self.stopped_by_string:
+            return ""
+        return self._stops.push(self._detokenizer.flush()) + self._stops.flush()
+
+    def _finished(self, reason: FinishReason) -> RequestOutput:
+        times = self.request.times
+        return RequestOutput(
+            request_id=self.request.request_id,
+            prompt=self._prompt,
+            prompt_token_ids=self.request.prompt_token_ids,
+            token_ids=tuple(self._token_ids),
+            text="".join(self._text),
+            finish_reason=reason,
+            ttft_s=times.ttft_s,
+            tpot_s=times.tpot_s,
+            acceptance=self.request.acceptance if self._speculates else None,
+        )

@@ -1,0 +1,307 @@
+"""The runner: a plan becomes staged inputs, two graph launches and a copy in flight. It never waits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from graphs.key import Buckets, Family, GraphKey
+from graphs.launch import Launcher
+from graphs.library import GraphLibrary
+from graphs.propose import Proposer
+from graphs.step import Target, record_step
+from kernels.publish import OUTCOME_FIELDS
+from kernels.slots import RECORD_FIELDS, admit
+from runtime.device import Device, Stream
+from runtime.mirror_policy import MirrorPolicy
+from runtime.mirror_table import MirrorTable
+from runtime.plan import Admission, StepPlan, StepResult
+from runtime.staging import OutcomeRing
+from runtime.step_buffers import StepBuffers, StepSizes
+
+logger = logging.getLogger(__name__)
+
+ADMIT_THREADS = 128
+CaptureProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class RunnerOptions:
+    """How a runner stages and launches.
+
+    Attributes:
+        steps_in_flight: steps queued and not collected, the one being prepared included.
+        graph_mode: "graph" replays captured graphs, "eager" runs the recorders at every step.
+        buckets, token_buckets: rows of uniform steps, tokens of mixed steps; None = powers of two.
+        eos_token_ids: end a request unless its parameters say otherwise.
+        poison: fill host copies that the device overtakes.
+    """
+
+    steps_in_flight: int
+    graph_mode: Literal["graph", "eager"] = "graph"
+    buckets: Sequence[int] | None = None
+    token_buckets: Sequence[int] | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    poison: bool = False
+
+
+class StepOutcome:
+    """One step in flight. Its results cannot be had without waiting for its event, and only once."""
+
+    def __init__(self, plan: StepPlan, ring: OutcomeRing) -> None:
+        self.plan = plan
+        self._ring = ring
+
+    def collect(self) -> StepResult:
+        """Block the host until this step's outcome has arrived: the one wait of a steady step."""
+        rows = self._ring.collect(self.plan.step)[: len(self.plan.rows)].tolist()
+        return StepResult(
+            sampled=[row[OUTCOME_FIELDS:] for row in rows],
+            num_sampled=[row[0] for row in rows],
+            num_drafts=[row[1] for row in rows],
+            finished=[row[2] for row in rows],
+        )
+
+
+class Runner:
+    """Owner of the compute and copy streams, the mirror table and the graphs of one engine.
+
+    Args:
+        target: records the model.
+        proposer: records the drafts of the next step; None without speculation.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        target: Target,
+        proposer: Proposer | None,
+        sizes: StepSizes,
+        policy: MirrorPolicy,
+        options: RunnerOptions,
+    ) -> None:
+        self.device, self.sizes, self.options = device, sizes, options
+        self._target, self._proposer = target, proposer
+        self.compute: Stream = device.stream("compute")
+        self.copy: Stream = device.stream("copy")
+        self.table = MirrorTable(
+            device, policy, self.compute, steps_in_flight=options.steps_in_flight, poison=options.poison
+        )
+        self.buffers = StepBuffers(self.table, sizes)
+        self.buffers.initialise(self.compute)
+        self._state, self._step = self.buffers.state, self.buffers.step
+        self.buckets = _with_largest(options.buckets, sizes.max_num_seqs, smallest=1)
+        self.token_buckets = _with_largest(options.token_buckets, sizes.max_num_batched_tokens, smallest=16)
+        recorders = {family: self._record_step for family in (Family.MIXED, Family.DECODE, Family.VERIFY)}
+        self.library = GraphLibrary(
+            self.compute,
+            {**recorders, Family.PROPOSE: self._record_propose},
+            options.graph_mode,
+            self.table.before_launch,
+            self.table.after_launch,
+        )
+        self._admissions = 0
+        self._closed = False
+
+    # ---- graphs ------------------------------------------------------------------------------------------------
+
+    @property
+    def query_len(self) -> int:
+        """Tokens of a decode row: its committed token and the drafts to verify."""
+        return 1 + self.sizes.num_speculative_tokens
+
+    def keys(self) -> list[GraphKey]:
+        """Every graph that a plan can ask for."""
+        slots = self.sizes.max_num_seqs
+        keys = [GraphKey.mixed(slots, tokens) for tokens in self.token_buckets.sizes]
+        for rows in self.buckets.sizes:
+            keys.append(GraphKey.uniform(rows, self.query_len))
+            if self._proposer is not None:
+                keys.append(GraphKey.propose(rows))
+        return keys
+
+    def capture(self, progress: CaptureProgress | None = None) -> None:
+        """Compile what the graphs launch, capture them largest first, and pin what they touch."""
+        self.library.capture(self.keys(), progress)
+        for graph in self.library.graphs.values():
+            self.table.adopt(graph)
+        if progress is not None:
+            progress(len(self.library.graphs), len(self.library.graphs))
+
+    def _record_step(self, launch: Launcher, key: GraphKey) -> None:
+        sizes = self.sizes
+        rows = key.num_requests
+        record_step(
+            launch,
+            key,
+            self._target,
+            self._state,
+            self._step,
+            block_size=sizes.block_size,
+            max_model_len=sizes.max_model_len,
+            num_logits=rows * (key.query_len or self.query_len),
+        )
+
+    def _record_propose(self, launch: Launcher, key: GraphKey) -> None:
+        assert self._proposer is not None
+        self._proposer.record(launch, key, self._state, self._step)
+
+    # ---- a step ------------------------------------------------------------------------------------------------
+
+    def launch(self, plan: StepPlan) -> StepOutcome:
+        """Queue a whole step: admissions, inputs, target, outcome on its way, drafts for the next step."""
+        for admission in plan.admissions:
+            self._admit(admission)
+        self._stage(plan)
+        self.library.launch(self._key(plan))
+        self.buffers.outcomes.submit(plan.step, self.compute, self.copy)
+        if self._proposer is not None:
+            # In every arm: the step that ends a prefill already drafts for the first decode step.
+            self.library.launch(GraphKey.propose(self._bucket(len(plan.rows))))
+        return StepOutcome(plan, self.buffers.outcomes)
+
+    def _key(self, plan: StepPlan) -> GraphKey:
+        """The graph of a step: by the state of its rows (plan.query_len), never by their shape."""
+        if plan.query_len is not None:
+            return GraphKey.uniform(self._bucket(len(plan.rows)), plan.query_len)
+        tokens = self.token_buckets.up(plan.num_tokens)
+        assert tokens is not None, f"plan of {plan.num_tokens} tokens exceeds the largest bucket {self.token_buckets.sizes}"
+        return GraphKey.mixed(self.sizes.max_num_seqs, tokens)
+
+    def _bucket(self, rows: int) -> int:
+        bucket = self.buckets.up(rows)
+        assert bucket is not None, f"{rows} rows exceed the largest bucket {self.buckets.sizes}"
+        return bucket
+
+    def _admit(self, admission: Admission) -> None:
+        """Write every per-slot field of the slot, whatever it held: prompt, limits, empty drafts."""
+        table, slot = self.table, admission.slot
+        stop_ids = self._stop_ids(admission)
+        min_total_len = admission.prompt_len + admission.params.min_tokens
+        prefill_len = len(admission.prefill_tokens)
+        host_fields: dict[str, int | npt.NDArray[np.int32]] = {
+            "prefill_len": prefill_len,
+            "max_total_len": admission.max_total_len,
+            "min_total_len": min_total_len,
+            "stop_ids": stop_ids,
+        }
+        for name, value in host_fields.items():
+            table[name].write_host(value, slot)
+            table[name].carry()
+        record = np.full(RECORD_FIELDS, -1, np.int32)
+        record[:5] = slot, prefill_len, 0, admission.max_total_len, min_total_len
+        pack = self.buffers.admission
+        pack["record"].write_host(np.concatenate((record, stop_ids)))
+        pack["tokens"].write_host(np.array(admission.prefill_tokens, np.int32), slice(0, prefill_len))
+        pack.upload(self._admissions, self.compute)
+        self._admissions += 1
+        state = self._state
+        written = (*self.buffers.ADMITTED_DEVICE, *self.buffers.ADMITTED_HOST)
+        with table.eager(f"admit {admission.request_id}", reads=("admission",), writes=written):
+            self.compute.launch(
+                admit,
+                1,
+                ADMIT_THREADS,
+                state.num_computed,
+                state.total_len,
+                state.last_sampled,
+                state.draft_tokens,
+                state.num_draft,
+                state.finished,
+                state.prefill_len,
+                state.max_total_len,
+                state.min_total_len,
+                state.stop_ids,
+                state.history,
+                pack["record"].device_array,
+                pack["tokens"].device_array,
+            )
+
+    def _stop_ids(self, admission: Admission) -> npt.NDArray[np.int32]:
+        """int32 [S]: the request's own stop ids, then the model's end-of-text ids unless they are ignored; -1 behind them."""
+        params = admission.params
+        ids = dict.fromkeys((*params.stop_token_ids, *(() if params.ignore_eos else self.options.eos_token_ids)))
+        stop_ids = np.full(self.sizes.num_stop_ids, -1, np.int32)
+        stop_ids[: len(ids)] = list(ids)
+        return stop_ids
+
+    def _stage(self, plan: StepPlan) -> None:
+        """Write the step's inputs over their whole length, pads included, and queue their one copy."""
+        inputs, sizes = self.buffers.inputs, self.sizes
+        num_rows = len(plan.rows)
+        query_lens = [row.num_tokens for row in plan.rows]
+        logits_rows = [1 + row.num_drafts for row in plan.rows]
+        writes = self._block_table_diffs(plan)
+        idx_mapping = np.full(sizes.max_num_seqs, -1, np.int32)
+        idx_mapping[:num_rows] = [row.slot for row in plan.rows]
+        query_start_loc = _starts(query_lens, sizes.max_num_seqs)
+        cu_num_logits = _starts(logits_rows, sizes.max_num_seqs)
+        inputs["live"].write_host(np.array([query_start_loc[-1], num_rows, cu_num_logits[-1]], np.int32))
+        inputs["idx_mapping"].write_host(idx_mapping)
+        inputs["query_start_loc"].write_host(query_start_loc)
+        inputs["cu_num_logits"].write_host(cu_num_logits)
+        inputs["num_block_writes"].write_host(np.array([len(writes)], np.int32))
+        if len(writes):
+            inputs["block_writes"].write_host(writes, slice(0, len(writes)))
+        inputs.upload(plan.step, self.compute)
+
+    def _block_table_diffs(self, plan: StepPlan) -> npt.NDArray[np.int32]:
+        """int32 [n, 3] (slot, column, block): what changes in the block tables, each cell once.
+
+        A slot that changes hands is emptied first: a row that ran past its new owner's blocks then writes nowhere, instead of into
+        a block that belongs to another request by now.
+        """
+        block_tables = self.table["block_tables"]
+        cells: dict[tuple[int, int], int] = {}
+        for admission in plan.admissions:
+            for column in np.flatnonzero(block_tables.read_host()[admission.slot] >= 0).tolist():
+                cells[admission.slot, column] = -1
+        for write in plan.block_writes:
+            cells[write.slot, write.column] = write.block
+        for (slot, column), block in cells.items():
+            block_tables.write_host(block, (slot, column))
+        return block_tables.take_diffs(self.sizes.block_writes)
+
+    # ---- life --------------------------------------------------------------------------------------------------
+
+    def info(self) -> dict[str, Any]:
+        """Policy, graphs, memory and counters."""
+        return {
+            "mirror_policy": str(self.table.policy),
+            "graphs": {
+                "mode": self.library.mode,
+                "captured": [f"{key}: {graph.num_nodes} nodes" for key, graph in sorted(self.library.graphs.items())],
+                "capture_s": round(self.library.capture_seconds, 3),
+            },
+            "memory_bytes": self.device.allocated_bytes(),
+        }
+
+    def close(self) -> None:
+        """Wait for the device and free everything. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self.device.synchronize()
+        self.library.close()
+        self.table.close()
+        self.device.close()
+
+
+def _starts(lengths: Sequence[int], capacity: int) -> npt.NDArray[np.int32]:
+    """int32 [capacity + 1]: exclusive prefix sum; behind the last row the total, so that a pad row is empty."""
+    starts = np.zeros(capacity + 1, np.int32)
+    starts[1 : len(lengths) + 1] = np.cumsum(lengths)
+    starts[len(lengths) + 1 :] = starts[len(lengths)]
+    return starts
+
+
+def _with_largest(sizes: Sequence[int] | None, largest: int, *, smallest: int) -> Buckets:
+    """The sizes asked for that can occur, and the largest that must be there; powers of two by default."""
+    if sizes is None:
+        return Buckets.powers(largest, smallest=min(smallest, largest))
+    return Buckets([*(size for size in sizes if size < largest), largest])
