@@ -81,10 +81,11 @@ class MirroredBuffer:
         Raises:
             TwoWritersError: only the device writes this buffer, or its device copy is newer than the host's.
             StaleValueError: a value is a HostUpperBound.
-            StagingBusyError: both sides share the memory and queued work may still read it.
+            StagingBusyError: both sides share the memory, and queued work may still read it or a download was not taken.
             MirrorError: the values do not fit shape or dtype.
         """
         self.tag.check_host_write()
+        self._refuse_unread("write_host")
         fitting = as_host_values(values, self.name, self.dtype)
         try:
             self.memory.write(fitting, index)
@@ -138,8 +139,8 @@ class MirroredBuffer:
         self.tag.check_host_write()
         if self.memory.mapped:
             raise MirrorError(
-                f"{self.name}: both sides share its memory, so the device cannot apply later what the host writes now; create it with "
-                f"apart=True"
+                f"{self.name}: both sides share its memory, so the device cannot apply later what the host writes now; create it "
+                f"with apart=True"
             )
         self.tag.carried = self.tag.host_version
 
@@ -180,11 +181,15 @@ class MirroredBuffer:
     def check_device_write(self, writer: object) -> None:
         """Raises TwoWritersError: the host copy is newer and would be lost. StagingBusyError: the host has yet to read it there."""
         self.tag.check_device_write(writer)
-        read = self.tag.download
-        if self.memory.mapped and read is not None and not read.taken:
+        self._refuse_unread(writer)
+
+    def _refuse_unread(self, writer: object) -> None:
+        """In shared memory a download is read in place: whoever writes before it was taken changes what it yields."""
+        read = self.tag.unread if self.memory.mapped else None
+        if read is not None:
             raise StagingBusyError(
                 f"{self.name}: {writer} would write memory that both sides share, and the download of version {read.version} was "
-                f"not taken; take() it before the launch, or publish results through an OutcomeRing"
+                f"not taken; take() it first, or publish results through an OutcomeRing"
             )
 
     def wrote_on_device(self, writer: object) -> None:
@@ -209,8 +214,9 @@ class MirroredBuffer:
             StagingBusyError: more reads wait to be taken than there are blocks.
         """
         self.tag.check_device_read("download", stream, applies=False)
-        read = self.tag.download = self.memory.download(stream, self.tag.device_version)
+        read = self.memory.download(stream, self.tag.device_version)
         read.on_take = self._downloaded
+        self.tag.downloads = [*(earlier for earlier in self.tag.downloads if not earlier.taken), read]
         self._counters.downloads += 1
         self._counters.downloaded_bytes += 0 if self.memory.mapped else self.nbytes
         return read

@@ -30,6 +30,11 @@ class DiffLog:
         return len(self._writes)
 
     def note(self, values: npt.NDArray[Any], index: HostIndex) -> None:
+        if isinstance(index, tuple) and len(index) == 2:
+            row, column = index
+            if isinstance(row, int) and isinstance(column, int) and row >= 0 and column >= 0:  # one cell: what a step writes most
+                self._writes.append((row, column, int(values)))
+                return
         cells = np.asarray(self._cells[index])
         for cell, value in zip(cells.ravel().tolist(), np.broadcast_to(values, cells.shape).ravel().tolist(), strict=True):
             self._writes.append((*divmod(cell, self._columns), value))

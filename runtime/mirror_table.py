@@ -39,12 +39,22 @@ class Declared(Protocol):
 
 
 @dataclass(frozen=True)
+class _Uses:
+    """The buffers that some work touches. A read is marked when the same work also writes the buffer."""
+
+    reads: tuple[tuple[MirroredBuffer, bool], ...]
+    writes: tuple[MirroredBuffer, ...]
+
+    def buffers(self) -> tuple[MirroredBuffer, ...]:
+        return tuple(dict.fromkeys((*(buffer for buffer, _ in self.reads), *self.writes)))
+
+
+@dataclass(frozen=True)
 class _Adopted:
     """The buffers behind a graph's names, and the state of their addresses when it was captured."""
 
     graph: Declared
-    reads: tuple[MirroredBuffer, ...]
-    writes: tuple[MirroredBuffer, ...]
+    uses: _Uses
     moves: tuple[tuple[MirroredBuffer, int, tuple[int, ...]], ...]
 
 
@@ -146,12 +156,11 @@ class MirrorTable:
         Returns the names that are not the table's: weights, caches, scratch.
         Raises TwoWritersError when the graph writes a pack.
         """
-        reads, writes = self._behind(graph.reads), self._written_by(graph.key, graph.writes)
-        touched = tuple(dict.fromkeys((*reads, *writes)))
-        for buffer in touched:
+        uses = self._uses(graph.key, graph.reads, graph.writes)
+        for buffer in uses.buffers():
             buffer.pin(graph.key)
         self._adopted[graph.key] = _Adopted(
-            graph, reads, writes, tuple((buffer, buffer.moves, buffer.shape) for buffer in touched)
+            graph, uses, tuple((buffer, buffer.moves, buffer.shape) for buffer in uses.buffers())
         )
         return (graph.reads | graph.writes).difference(self.buffers, self.packs, self.rings)
 
@@ -179,12 +188,11 @@ class MirrorTable:
                     f"{graph.key} was captured for another {buffer.name}: planned {list(shape)} at move {moves}, "
                     f"got {list(buffer.shape)} at move {buffer.moves}; capture the graph again"
                 )
-        self._check(graph.key, adopted.reads, adopted.writes)
+        self._check(graph.key, adopted.uses)
 
     def after_launch(self, graph: Declared) -> None:
         """`graph` was queued on the compute stream: move the tags of what it wrote, guard what it reads."""
-        adopted = self._adopted[graph.key]
-        self._move(graph.key, adopted.reads, adopted.writes)
+        self._move(graph.key, self._adopted[graph.key].uses)
 
     @contextmanager
     def eager(self, writer: str, *, reads: Iterable[str] = (), writes: Iterable[str] = ()) -> Iterator[None]:
@@ -192,22 +200,22 @@ class MirrorTable:
 
         Checks before the body what before_launch checks; moves the tags after it, unless it raised.
         """
-        read, written = self._behind(frozenset(reads)), self._written_by(writer, frozenset(writes))
-        self._check(writer, read, written)
+        uses = self._uses(writer, frozenset(reads), frozenset(writes))
+        self._check(writer, uses)
         yield
-        self._move(writer, read, written)
+        self._move(writer, uses)
 
-    def _check(self, key: Hashable, reads: tuple[MirroredBuffer, ...], writes: tuple[MirroredBuffer, ...]) -> None:
-        for buffer in reads:
-            buffer.tag.check_device_read(key, self.stream, applies=buffer in writes)
-        for buffer in writes:
+    def _check(self, key: Hashable, uses: _Uses) -> None:
+        for buffer, applies in uses.reads:
+            buffer.tag.check_device_read(key, self.stream, applies)
+        for buffer in uses.writes:
             buffer.check_device_write(key)
 
-    def _move(self, key: Hashable, reads: tuple[MirroredBuffer, ...], writes: tuple[MirroredBuffer, ...]) -> None:
-        for buffer in writes:
+    def _move(self, key: Hashable, uses: _Uses) -> None:
+        for buffer in uses.writes:
             buffer.wrote_on_device(key)
         if self.policy.integrated:
-            for buffer in reads:
+            for buffer, _ in uses.reads:
                 buffer.memory.consumed(self.stream)
 
     def poison_when_overtaken(self, name: str) -> None:
@@ -262,11 +270,12 @@ class MirrorTable:
                 found.extend(self.packs[name].fields.values())
         return tuple(found)
 
-    def _written_by(self, writer: Hashable, names: frozenset[str]) -> tuple[MirroredBuffer, ...]:
-        packs = sorted(names & self.packs.keys())
+    def _uses(self, key: Hashable, reads: frozenset[str], writes: frozenset[str]) -> _Uses:
+        packs = sorted(writes & self.packs.keys())
         if packs:
-            raise TwoWritersError(f"{writer} writes {', '.join(packs)}: only the host writes a pack, by upload(step, stream)")
-        return self._behind(names)
+            raise TwoWritersError(f"{key} writes {', '.join(packs)}: only the host writes a pack, by upload(step, stream)")
+        written = self._behind(writes)
+        return _Uses(tuple((buffer, buffer in written) for buffer in self._behind(reads)), written)
 
     def _memory(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike, *, apart: bool) -> Memory:
         if self.policy.integrated and not apart:

@@ -34,7 +34,7 @@ class Tag:
     Attributes:
         name, truth: of the buffer.
         host_version, device_version: what each copy holds. The device's counts from where on its stream the work is queued.
-        upload, download: copies in flight.
+        upload: the last one, until its event was seen. downloads: in flight or not taken, see `unread`.
         carried: the host version that staged diffs or an admission record bring to the device, or None.
         refused: stale reads refused so far.
     """
@@ -44,7 +44,7 @@ class Tag:
     host_version: int = field(init=False)
     device_version: int = 0
     upload: Upload | None = None
-    download: PendingRead | None = None
+    downloads: list[PendingRead] = field(default_factory=list)
     carried: int | None = None
     refused: int = 0
 
@@ -57,11 +57,16 @@ class Tag:
     @property
     def state(self) -> State:
         """Derived, never stored. A copy counts as in flight until somebody has seen its event."""
-        if self.upload is not None or (self.download is not None and not self.download.taken):
+        if self.upload is not None or self.unread is not None:
             return "in flight"
         if self.host_version == self.device_version:
             return "synced" if self.host_version else "unwritten"
         return "host newer" if self.host_version > self.device_version else "device newer"
+
+    @property
+    def unread(self) -> PendingRead | None:
+        """The oldest download that nobody has taken."""
+        return next((read for read in self.downloads if not read.taken), None)
 
     # What happens
 
@@ -166,7 +171,8 @@ class Tag:
         yield f"device v{self.device_version} by {self.device_writer}"
         if self.upload is not None:
             yield f"upload of v{self.upload.version} in flight"
-        if self.download is not None and not self.download.taken:
-            yield f"download of v{self.download.version} not taken"
+        unread = self.unread
+        if unread is not None:
+            yield f"download of v{unread.version} not taken"
         if self.carried is not None:
             yield f"v{self.carried} carried by staged diffs"

@@ -32,8 +32,9 @@ def as_host_values(values: Values, name: str, dtype: np.dtype[Any]) -> npt.NDArr
         array = np.array(exact, np.int64).reshape(array.shape)
     if dtype.kind in "iu" and array.dtype.kind in "iub":
         bounds = np.iinfo(dtype)
-        if array.size and not bounds.min <= int(array.min()) <= int(array.max()) <= bounds.max:
-            raise MirrorError(f"{name}: values {array.min()}..{array.max()} do not fit {dtype} ({bounds.min}..{bounds.max})")
+        low, high = (int(array),) * 2 if array.ndim == 0 else (int(array.min(initial=0)), int(array.max(initial=0)))
+        if not bounds.min <= low <= high <= bounds.max:
+            raise MirrorError(f"{name}: values {low}..{high} do not fit {dtype} ({bounds.min}..{bounds.max})")
     elif array.size and not np.can_cast(array.dtype, dtype, "same_kind"):
         raise MirrorError(f"{name}: {array.dtype} values for a {dtype} buffer; convert them first")
     return array.astype(dtype)

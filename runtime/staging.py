@@ -166,8 +166,7 @@ class StagingRing:
 class OutcomeRing:
     """What the device found out in each step, collected by the host one step later.
 
-    The kernels of every step write `array` [1, *shape] (kernels/stage.publish: a ring of one). `submit` moves it out of the way of
-    the next step:
+    The kernels of every step write `array` [1, *shape] (kernels/publish.publish). `submit` moves it out of the next step's way:
 
     discrete    compute copies it into block step % depth of a device array, the copy stream carries that into pinned memory behind
                 an event. The blocks rotate because compute fills the next one while the copy stream still reads.

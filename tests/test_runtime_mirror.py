@@ -59,7 +59,7 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
         assert device.races == []
 
 
-@pytest.fixture()
+@pytest.fixture
 def discrete() -> Iterator[Bench]:
     with open_virtual("lazy") as device:
         yield Bench(device, "discrete")
@@ -87,7 +87,7 @@ def test_host_exact_starts_as_zeros_that_the_device_lacks(bench: Bench) -> None:
 
 
 def test_reading_what_nobody_wrote_is_refused_on_both_sides(bench: Bench) -> None:
-    with refused(StaleReadError, "draft_tokens", "the host", "host version 0, device version 0", "nobody", "queue the step that writes"):
+    with refused(StaleReadError, "draft_tokens", "the host", "host version 0, device version 0", "nobody", "queue the step"):
         bench.drafts.read_host()
     with refused(StaleReadError, "draft_tokens", "the device by verify", "nobody", "admit a request, or fill it"):
         bench.drafts.read_device("verify")
@@ -111,7 +111,11 @@ def test_the_host_copy_is_handed_out_read_only(bench: Bench) -> None:
 def test_device_read_of_a_newer_host_names_buffer_versions_writer_and_remedy(bench: Bench) -> None:
     bench.prefill_len.write_host(4)
     with refused(
-        StaleReadError, "stale read of prefill_len on the device by verify[R=4]", "host version 2, device version 0", "write_host", "upload(stream)"
+        StaleReadError,
+        "stale read of prefill_len on the device by verify[R=4]",
+        "host version 2, device version 0",
+        "write_host",
+        "upload(stream)",
     ):
         bench.prefill_len.read_device("verify[R=4]")
 
@@ -149,7 +153,7 @@ def test_the_host_may_write_on_while_a_discrete_upload_is_queued(discrete: Bench
 def test_another_stream_must_be_ordered_after_the_upload(bench: Bench) -> None:
     bench.prefill_len.write_host(1)
     bench.prefill_len.upload(bench.compute)
-    with refused(StaleReadError, "prefill_len", "on stream copy", "upload on compute that may not have arrived", "order_after_upload(copy)"):
+    with refused(StaleReadError, "prefill_len", "on stream copy", "upload on compute that may not", "order_after_upload(copy)"):
         bench.prefill_len.read_device("propose", bench.copy)
     bench.prefill_len.order_after_upload(bench.copy)
     bench.prefill_len.read_device("propose", bench.copy)
@@ -200,7 +204,7 @@ def test_host_read_of_a_newer_device_names_buffer_versions_writer_and_remedy(ben
 def test_host_write_over_a_newer_device_is_a_second_writer(bench: Bench) -> None:
     bench.input_ids.upload(bench.compute)
     bench.device_writes(bench.input_ids, 7)
-    with refused(TwoWritersError, "input_token_ids", "host version 1, device version 2", "verify[R=2]", "download(stream) and take() it first"):
+    with refused(TwoWritersError, "input_token_ids", "host version 1, device version 2", "verify[R=2]", "and take() it first"):
         bench.input_ids.write_host(1)
     with pytest.raises(TwoWritersError):
         bench.input_ids.upload(bench.compute)
@@ -254,10 +258,15 @@ def test_shared_memory_is_not_written_before_an_unread_download_was_taken() -> N
         bench = Bench(device, "integrated")
         bench.device_writes(bench.drafts, 7)
         pending = bench.drafts.download(bench.compute)
-        with refused(StagingBusyError, "draft_tokens", "propose", "version 1", "take() it before the launch", "OutcomeRing"):
+        with refused(StagingBusyError, "draft_tokens", "propose", "version 1", "take() it first", "OutcomeRing"):
             bench.drafts.wrote_on_device("propose")
         pending.take()
         bench.device_writes(bench.drafts, 8, "propose")
+        bench.prefill_len.upload(bench.compute)
+        pending = bench.prefill_len.download(bench.compute)
+        with refused(StagingBusyError, "prefill_len", "write_host", "version 1", "take() it first"):
+            bench.prefill_len.write_host(5)
+        assert pending.take().tolist() == [0, 0, 0]
 
 
 def test_more_untaken_downloads_than_blocks_are_refused(discrete: Bench) -> None:
@@ -359,7 +368,12 @@ def test_a_bound_cannot_enter_a_buffer(bench: Bench) -> None:
 
 
 def test_values_that_do_not_fit_are_refused_and_move_no_tag(bench: Bench) -> None:
-    for values, parts in [(2**40, ("do not fit int32",)), (1.5, ("float64", "int32")), ([1, 2], ("prefill_len[3]", "[2]"))]:
+    for values, *parts in [
+        (2**40, "1099511627776..1099511627776 do not fit int32"),
+        ([-(2**40), 2, 3], "-1099511627776..3 do not fit int32"),
+        (1.5, "float64", "int32"),
+        ([1, 2], "prefill_len[3]", "[2]"),
+    ]:
         with refused(MirrorError, "prefill_len", *parts):
             bench.prefill_len.write_host(values)
     with refused(MirrorError, "prefill_len"):
@@ -423,8 +437,8 @@ def test_str_is_the_whole_state_in_one_line(bench: Bench) -> None:
     bench.prefill_len.upload(bench.compute)
     bench.prefill_len.pin("verify[R=4]")
     text = str(bench.prefill_len)
-    for part in ("prefill_len int32[3]", "host exact", "in flight", "device v1 by upload on compute", "upload of v1 in flight", "pinned by verify[R=4]"):
-        assert part in text
+    assert "prefill_len int32[3] | host exact | in flight | host v1 by initial zeros | device v1 by upload on compute" in text
+    assert text.endswith("upload of v1 in flight | pinned by verify[R=4]")
     assert "\n" not in text
     bench.device_writes(bench.drafts, 7)
     bench.drafts.download(bench.compute)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from runtime.landing import PendingRead
@@ -11,7 +11,7 @@ from runtime.mirror_table import MirrorTable
 from runtime.truth import Truth
 from tests.mirror_steps import POLICIES, open_virtual, policy_of
 
-ACTIONS = ["write_host", "read_host", "upload", "poll", "device_write", "device_read", "download", "take", "synchronize"]
+ACTIONS = "write_host read_host upload poll device_write device_read download take take_last synchronize".split()
 
 
 @given(
@@ -20,7 +20,9 @@ ACTIONS = ["write_host", "read_host", "upload", "poll", "device_write", "device_
     poison=st.booleans(),
     actions=st.lists(st.sampled_from(ACTIONS), max_size=40),
 )
-@settings(max_examples=150, deadline=None)
+@example("integrated", ("eager", 0), False, ["upload", "download", "write_host", "take"])
+@example("integrated", ("lazy", 0), False, ["device_write", "download", "download", "take_last", "device_write"])
+@settings(max_examples=300, deadline=None, derandomize=True)
 def test_a_read_is_the_newest_value_or_refused(policy: str, schedule: tuple[str, int], poison: bool, actions: list[str]) -> None:
     with open_virtual(*schedule) as device:
         compute = device.stream("compute")
@@ -55,8 +57,8 @@ def test_a_read_is_the_newest_value_or_refused(policy: str, schedule: tuple[str,
                     assert device.counters.transfers == 0
                 elif action == "download":
                     pending.append((buffer.download(compute), newest))
-                elif action == "take" and pending:
-                    read, value = pending.pop(0)
+                elif action in ("take", "take_last") and pending:
+                    read, value = pending.pop(0 if action == "take" else -1)
                     assert read.take().tolist() == [value] * 2
                 elif action == "synchronize":
                     device.synchronize()
@@ -65,10 +67,8 @@ def test_a_read_is_the_newest_value_or_refused(policy: str, schedule: tuple[str,
                 assert buffer.host_version != buffer.device_version or buffer.device_version == 0
             except StagingBusyError:
                 assert schedule[0] != "eager" or pending
-        device.synchronize()
         for read, value in pending:
-            if policy == "discrete":
-                assert read.take().tolist() == [value] * 2
+            assert read.take().tolist() == [value] * 2
         if buffer.host_version == buffer.device_version:
             assert buffer.read_host().tolist() == device.download(buffer.device_array).tolist() == [newest] * 2  # type: ignore[arg-type]
         assert device.races == []

@@ -21,7 +21,8 @@ def test_exact_and_exact_is_exact() -> None:
 
 
 def test_a_bound_makes_every_sum_a_bound() -> None:
-    for total in (HostUpperBound(3) + HostExact(4), HostExact(4) + HostUpperBound(3), 4 + HostUpperBound(3), HostUpperBound(3) + HostUpperBound(4)):
+    bound = HostUpperBound(3)
+    for total in (bound + HostExact(4), HostExact(4) + bound, bound + 4, 4 + bound, bound + HostUpperBound(4)):
         assert total == HostUpperBound(7)
     assert HostUpperBound(7) - HostExact(4) == HostUpperBound(7) - 4 == HostUpperBound(3)
     assert HostUpperBound(7).at_most(5) == HostUpperBound(5)
@@ -81,7 +82,7 @@ def test_integrated_on_a_card_that_cannot_map_is_an_error() -> None:
 
 
 def test_unknown_policy_names_the_choices() -> None:
-    with pytest.raises(ConfigError, match="mirror.policy = unified: must be one of auto, discrete, integrated"):
+    with pytest.raises(ConfigError, match=r"mirror\.policy = unified: must be one of auto, discrete, integrated"):
         resolve_policy("unified", Card())
 
 

@@ -75,7 +75,8 @@ def test_a_block_that_the_device_may_still_read_is_refused_not_waited_for(rings:
     for step in range(3):
         rings.stage(step)
     before = rings.device.counters.copy()
-    with pytest.raises(StagingBusyError, match=r"step 3 needs the block of step 0.*depth = 3, steps_in_flight = 2.*collect step 0 first.*wait\(0\)"):
+    limits = r"depth = 3, steps_in_flight = 2.*collect step 0 first.*wait\(0\)"
+    with pytest.raises(StagingBusyError, match=rf"step 3 needs the block of step 0.*{limits}"):
         rings.staging.next(3)
     assert rings.device.counters.since(before).event_synchronizes == 0
     assert not rings.staging.released(0)
@@ -147,7 +148,7 @@ def test_released(rings: Rings) -> None:
 def test_an_outcome_ring_below_the_steps_in_flight_is_refused() -> None:
     with (
         open_virtual() as device,
-        pytest.raises(MirrorError, match="outcomes: ring depth = 1 is below steps_in_flight = 2.*depth >= 2"),
+        pytest.raises(MirrorError, match=r"outcomes: ring depth = 1 is below steps_in_flight = 2.*depth >= 2"),
     ):
         OutcomeRing(device, "outcomes", (2,), depth=1, steps_in_flight=2, policy=policy_of("discrete"))
 
