@@ -6,6 +6,7 @@ import logging
 import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from graphs.transformer import DecoderTarget
 from runtime.chat import ChatTemplate
 from runtime.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from runtime.checkpoint.source import resolve_source
+from runtime.checkpoint.weights import WeightDtype
 from runtime.config import ConfigSource, RunConfig, load_config
 from runtime.console import Advance, ProgressBars
 from runtime.device import Device, open_device, resolve_kind
@@ -49,6 +51,7 @@ def assemble(source: ConfigSource, *, progress: ProgressBars | None = None, **ov
     encoder = _prompt_encoder(config, checkpoint, tokenizer, sizes.max_model_len)
     kind, reason = resolve_kind(config.device)
     logger.info("device: %s (%s)", kind, reason)
+    dtype = weight_dtype(config, kind)
     device = open_device(kind, poison=config.mirror.poison)
     try:
         policy = resolve_policy(config.mirror.policy, device)
@@ -56,7 +59,7 @@ def assemble(source: ConfigSource, *, progress: ProgressBars | None = None, **ov
         # A pool smaller than the longest sequence is the limit then, on the device as in the scheduler.
         sizes = replace(sizes, max_model_len=min(sizes.max_model_len, blocks.num_positions))
         with _bar(progress, "loading weights") as advance:
-            weights = checkpoint.load_weights(advance)
+            weights = checkpoint.load_weights(advance, dtype)
         model = upload_model(
             device,
             spec,
@@ -74,6 +77,7 @@ def assemble(source: ConfigSource, *, progress: ProgressBars | None = None, **ov
             token_buckets=None if config.graphs.token_buckets == "auto" else config.graphs.token_buckets,
             eos_token_ids=eos,
             poison=config.mirror.poison,
+            dot_folder=None if config.graphs.dot is None else Path(config.graphs.dot),
         )
         runner = Runner(device, target, _proposer(config), sizes, policy, options)
         with _bar(progress, "capturing graphs") as advance:
@@ -87,7 +91,7 @@ def assemble(source: ConfigSource, *, progress: ProgressBars | None = None, **ov
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         num_speculative_tokens=sizes.num_speculative_tokens,
     )
-    description = _describe(config, spec, sizes, blocks, f"{kind} ({reason})")
+    description = _describe(config, spec, sizes, blocks, f"{kind} ({reason})", dtype)
     return Engine(
         runner,
         Scheduler(limits, blocks),
@@ -120,6 +124,18 @@ def step_sizes(config: RunConfig, spec: ModelSpec) -> StepSizes:
         block_size=scheduler.block_size,
         num_stop_ids=MAX_STOP_TOKEN_IDS + len(spec.eos_token_ids),
     )
+
+
+def weight_dtype(config: RunConfig, kind: str) -> WeightDtype:
+    """What weights, activations and KV cache are held in.
+
+    Raises:
+        ConfigError: a 16-bit type on a device that computes in float32.
+    """
+    wanted = config.model.dtype
+    if kind in ("cpu", "simulator") and wanted not in ("auto", "float32"):
+        raise ConfigError(f"model.dtype = {wanted}: device = {kind} computes in float32; set model.dtype to float32 or auto")
+    return "float32" if wanted == "auto" else wanted
 
 
 def allocate_scratch(device: Device, spec: ModelSpec, sizes: StepSizes) -> Scratch:
@@ -208,7 +224,9 @@ def _bar(progress: ProgressBars | None, title: str) -> AbstractContextManager[Ad
     return nullcontext(lambda done, total: None) if progress is None else progress(title)
 
 
-def _describe(config: RunConfig, spec: ModelSpec, sizes: StepSizes, blocks: BlockAllocator, device: str) -> dict[str, Any]:
+def _describe(
+    config: RunConfig, spec: ModelSpec, sizes: StepSizes, blocks: BlockAllocator, device: str, dtype: str
+) -> dict[str, Any]:
     return {
         "device": device,
         "model": {
@@ -222,7 +240,7 @@ def _describe(config: RunConfig, spec: ModelSpec, sizes: StepSizes, blocks: Bloc
             "head_dim": spec.head_dim,
             "vocab_size": spec.vocab_size,
             "tied_embeddings": spec.tied_embeddings,
-            "dtype": "float32",
+            "dtype": dtype,
         },
         "scheduler": {
             "max_num_seqs": sizes.max_num_seqs,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +19,7 @@ from graphs.step import Target, record_step
 from kernels.publish import OUTCOME_FIELDS
 from kernels.slots import RECORD_FIELDS, admit
 from runtime.device import Device, Stream
+from runtime.errors import ConfigError
 from runtime.mirror_policy import MirrorPolicy
 from runtime.mirror_table import MirrorTable
 from runtime.plan import Admission, StepPlan, StepResult
@@ -40,6 +42,7 @@ class RunnerOptions:
         buckets, token_buckets: rows of uniform steps, tokens of mixed steps; None = powers of two.
         eos_token_ids: end a request unless its parameters say otherwise.
         poison: fill host copies that the device overtakes.
+        dot_folder: receives each graph as a Graphviz file.
     """
 
     steps_in_flight: int
@@ -48,6 +51,7 @@ class RunnerOptions:
     token_buckets: Sequence[int] | None = None
     eos_token_ids: tuple[int, ...] = ()
     poison: bool = False
+    dot_folder: Path | None = None
 
 
 class StepOutcome:
@@ -130,8 +134,20 @@ class Runner:
         self.library.capture(self.keys(), progress)
         for graph in self.library.graphs.values():
             self.table.adopt(graph)
+        if self.options.dot_folder is not None:
+            self._draw(self.options.dot_folder)
         if progress is not None:
             progress(len(self.library.graphs), len(self.library.graphs))
+
+    def _draw(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for key, trace in self.library.traces.items():
+                name = f"{key.family.value}-{key.num_requests}-{key.num_tokens}.dot"
+                (folder / name).write_text(trace.dot(str(key)), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"graphs.dot = {folder}: cannot be written: {error.strerror}; name a folder that can") from error
+        logger.info("wrote %d graphs to %s", len(self.library.traces), folder)
 
     def _record_step(self, launch: Launcher, key: GraphKey) -> None:
         sizes = self.sizes
