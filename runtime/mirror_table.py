@@ -21,6 +21,7 @@ from runtime.mirror_errors import MirrorError, MovedBufferError, TwoWritersError
 from runtime.mirror_memory import MappedMemory, Memory, TwinMemory
 from runtime.mirror_pack import MirrorPack
 from runtime.mirror_policy import MirrorPolicy
+from runtime.mirror_report import describe
 from runtime.staging import OutcomeRing
 from runtime.truth import Truth
 
@@ -40,10 +41,14 @@ class Declared(Protocol):
 
 @dataclass(frozen=True)
 class _Uses:
-    """The buffers that some work touches. A read is marked when the same work also writes the buffer."""
+    """The buffers that some work touches.
+
+    reads: each with whether the same work also writes it. guarded: those it reads in memory that the host may write.
+    """
 
     reads: tuple[tuple[MirroredBuffer, bool], ...]
     writes: tuple[MirroredBuffer, ...]
+    guarded: tuple[MirroredBuffer, ...]
 
     def buffers(self) -> tuple[MirroredBuffer, ...]:
         return tuple(dict.fromkeys((*(buffer for buffer, _ in self.reads), *self.writes)))
@@ -214,9 +219,8 @@ class MirrorTable:
     def _move(self, key: Hashable, uses: _Uses) -> None:
         for buffer in uses.writes:
             buffer.wrote_on_device(key)
-        if self.policy.integrated:
-            for buffer, _ in uses.reads:
-                buffer.memory.consumed(self.stream)
+        for buffer in uses.guarded:
+            buffer.memory.consumed(self.stream)
 
     def poison_when_overtaken(self, name: str) -> None:
         """Fill the host copy of `name` with a sentinel whenever the device overtakes it (the input ids after a combine)."""
@@ -234,13 +238,7 @@ class MirrorTable:
         return sum(owner.nbytes for owner in self._owners())
 
     def describe(self) -> str:
-        """One line a buffer and the totals, for `draftgraph info`."""
-        lines = [f"mirrors: {self.policy}; {self.steps_in_flight} steps in flight; poison {'on' if self.poison else 'off'}"]
-        lines += [f"  {buffer} | {buffer.memory.nbytes:,} B" for buffer in self.buffers.values()]
-        lines += [f"  {line}" for pack in self.packs.values() for line in f"{pack} | {pack.nbytes:,} B".splitlines()]
-        lines += [f"  {type(ring).__name__} {name}, depth {ring.depth} | {ring.nbytes:,} B" for name, ring in self.rings.items()]
-        counters = ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in vars(self.counters).items())
-        return "\n".join([*lines, f"  total {self.nbytes:,} B; {counters}"])
+        return describe(self)
 
     __str__ = describe
 
@@ -274,8 +272,9 @@ class MirrorTable:
         packs = sorted(writes & self.packs.keys())
         if packs:
             raise TwoWritersError(f"{key} writes {', '.join(packs)}: only the host writes a pack, by upload(step, stream)")
-        written = self._behind(writes)
-        return _Uses(tuple((buffer, buffer in written) for buffer in self._behind(reads)), written)
+        read, written = self._behind(reads), self._behind(writes)
+        guarded = tuple(buffer for buffer in read if buffer.memory.mapped and buffer.truth is not Truth.DEVICE_EXACT)
+        return _Uses(tuple((buffer, buffer in written) for buffer in read), written, guarded)
 
     def _memory(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike, *, apart: bool) -> Memory:
         if self.policy.integrated and not apart:

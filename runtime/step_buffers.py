@@ -77,7 +77,7 @@ class StepBuffers:
         for name in self.ADMITTED_DEVICE:
             table.create(name, shapes.get(name, (slots,)), Truth.DEVICE_EXACT)
         for name in self.ADMITTED_HOST:
-            table.create(name, shapes.get(name, (slots,)), Truth.HOST_EXACT)
+            table.create(name, shapes.get(name, (slots,)), Truth.HOST_EXACT, apart=True)
         table.create("block_tables", (slots, sizes.blocks_per_slot), Truth.HOST_EXACT, diffs=True)
         tokens = sizes.max_num_batched_tokens
         for name, shape in (

@@ -11,7 +11,18 @@ from runtime.mirror_table import MirrorTable
 from runtime.truth import Truth
 from tests.mirror_steps import POLICIES, open_virtual, policy_of
 
-ACTIONS = "write_host read_host upload poll device_write device_read download take take_last synchronize".split()
+ACTIONS = [
+    "write_host",
+    "read_host",
+    "upload",
+    "poll",
+    "device_write",
+    "device_read",
+    "download",
+    "take",
+    "take_last",
+    "synchronize",
+]
 
 
 @given(

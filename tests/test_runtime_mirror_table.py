@@ -169,16 +169,21 @@ def test_an_admission_pack_brings_host_exact_fields(steps: Steps) -> None:
     assert prefill_len.read_host().tolist() == [5, 0, 9, 0]
 
 
-def test_describe_names_everything_once(steps: Steps) -> None:
+def test_describe_is_a_table_of_everything(steps: Steps) -> None:
     list(steps.run(2))
-    text = steps.table.describe()
-    first, *lines, total = text.splitlines()
+    first, header, *lines, total = steps.table.describe().splitlines()
     assert first == f"mirrors: {steps.table.policy}; 2 steps in flight; poison on"
-    for name in ("total", "draft_tokens", "block_tables", "pack inputs", "amounts", "OutcomeRing outcomes"):
-        assert sum(line.strip().startswith(f"{name} ") or line.strip().startswith(f"{name},") for line in lines) == 1, name
-    assert f"total {steps.table.nbytes:,} B" in total
-    assert "uploads 3" in total
+    assert header.split() == ["buffer", "type", "truth", "state", "host", "device", "graphs", "bytes"]
+    named = {line.split()[0]: line for line in lines}
+    assert list(named) == ["total", "draft_tokens", "block_tables", "inputs", *steps.pack.fields, "outcomes"]
+    assert len({len(line) for line in (header, *lines)}) == 1
+    for part in ("int32[4]", "device exact", "device newer", "v0", "v3", " 2 "):
+        assert part in named["total"]
+    assert "ring of 3" in named["inputs"]
+    assert "ring of 2" in named["outcomes"]
+    assert f"total {steps.table.nbytes:,} bytes; uploads 3" in total
     assert "stale reads refused 0" in total
+    assert str(steps.table) == steps.table.describe()
 
 
 def test_nbytes_is_what_the_device_and_the_host_hold(steps: Steps) -> None:
