@@ -40,7 +40,9 @@ HOST_KV_SHARE = 0.4
 """Part of the memory that is available at start that the KV cache of a CPU may take when num_blocks = auto."""
 
 
-def assemble(source: ConfigSource, *, progress: ProgressBars | None = None, **overrides: Any) -> Engine:
+def assemble(
+    source: ConfigSource, *, progress: ProgressBars | None = None, on_device: Device | None = None, **overrides: Any
+) -> Engine:
     """Build the engine of a configuration. See `Engine.from_config` for arguments and errors."""
     config = load_config(source, **overrides)
     _refuse_what_is_not_there(config)
@@ -58,7 +60,7 @@ def assemble(source: ConfigSource, *, progress: ProgressBars | None = None, **ov
         blocks = BlockAllocator(_num_blocks(config, spec, sizes), sizes.block_size)
         # A pool smaller than the longest sequence is the limit then, on the device as in the scheduler.
         sizes = replace(sizes, max_model_len=min(sizes.max_model_len, blocks.num_positions))
-        with _bar(progress, "loading weights") as advance:
+        with _bar(progress, "loading weights", "bytes") as advance:
             weights = checkpoint.load_weights(advance, dtype)
         model = upload_model(
             device,
@@ -80,7 +82,7 @@ def assemble(source: ConfigSource, *, progress: ProgressBars | None = None, **ov
             dot_folder=None if config.graphs.dot is None else Path(config.graphs.dot),
         )
         runner = Runner(device, target, _proposer(config), sizes, policy, options)
-        with _bar(progress, "capturing graphs") as advance:
+        with _bar(progress, "capturing graphs", "graphs") as advance:
             runner.capture(advance)
     except BaseException:
         device.close()
@@ -220,8 +222,8 @@ def _num_blocks(config: RunConfig, spec: ModelSpec, sizes: StepSizes) -> int:
     return min(wanted, affordable)
 
 
-def _bar(progress: ProgressBars | None, title: str) -> AbstractContextManager[Advance]:
-    return nullcontext(lambda done, total: None) if progress is None else progress(title)
+def _bar(progress: ProgressBars | None, title: str, unit: str) -> AbstractContextManager[Advance]:
+    return nullcontext(lambda done, total: None) if progress is None else progress(title, unit)
 
 
 def _describe(

@@ -13,10 +13,10 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
 Advance: TypeAlias = Callable[[int, int], None]
-"""advance(done, total): bytes done so far, bytes in all (0 when not known)."""
+"""advance(done, total): bytes or things done so far, and in all (0 when not known)."""
 
-ProgressBars: TypeAlias = Callable[[str], AbstractContextManager[Advance]]
-"""bars(title) opens a progress bar; inside it, call the given Advance."""
+ProgressBars: TypeAlias = Callable[[str, str], AbstractContextManager[Advance]]
+"""bars(title, unit) opens a progress bar; inside it, call the given Advance. unit is "bytes" or the plural of what is counted."""
 
 
 def start_logging(*, quiet: bool) -> None:
@@ -36,9 +36,10 @@ def start_logging(*, quiet: bool) -> None:
 
 
 @contextmanager
-def progress_bar(title: str) -> Iterator[Advance]:
-    """A bar of bytes on stderr; in a pipe or file one line when it is done."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+def progress_bar(title: str, unit: str) -> Iterator[Advance]:
+    """A bar on stderr; in a pipe or file one line when it is done."""
+    amount = DownloadColumn() if unit == "bytes" else TextColumn(f"{{task.completed}}/{{task.total}} {unit}")
+    columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(title, total=None)
 
@@ -49,7 +50,7 @@ def progress_bar(title: str) -> Iterator[Advance]:
 
 
 @contextmanager
-def silent_bar(title: str) -> Iterator[Advance]:
+def silent_bar(title: str, unit: str) -> Iterator[Advance]:
     """The same without output."""
 
     def advance(done: int, total: int) -> None:
