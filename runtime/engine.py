@@ -75,12 +75,14 @@ class Engine:
         self._closed = False
 
     @classmethod
-    def from_config(cls, source: Any, *, progress: Any = None, **overrides: Any) -> Engine:
+    def from_config(cls, source: Any, *, progress: Any = None, on_device: Any = None, **overrides: Any) -> Engine:
         """Load a model and capture its graphs.
 
         Args:
             source: path of a YAML file, a mapping of the same shape, or a RunConfig.
             progress: opens a progress bar by title (runtime.console.progress_bar); None shows nothing.
+            on_device: an open runtime.device.Device to use instead of opening the one that the configuration names, e.g. a virtual
+                device with another schedule. The engine closes it.
             overrides: as `runtime.config.load_config` takes them, e.g. `runner__async=False`.
 
         Raises:
@@ -88,7 +90,7 @@ class Engine:
         """
         from runtime.assembly import assemble
 
-        return assemble(source, progress=progress, **overrides)
+        return assemble(source, progress=progress, on_device=on_device, **overrides)
 
     # ---- the loop ----------------------------------------------------------------------------------------------
 

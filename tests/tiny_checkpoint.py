@@ -47,6 +47,9 @@ class TinyShape:
     vocab_size: int = VOCAB_SIZE
     max_position_embeddings: int = 256
     rope_theta: float = 10000.0
+    # Below 1 the next token depends on the last one mostly, and above it on fewer ids: greedy text then repeats itself.
+    attention_scale: float = 1.0
+    num_likely_ids: int = VOCAB_SIZE
 
     @property
     def head_size(self) -> int:
@@ -124,7 +127,7 @@ def tiny_tensors(shape: TinyShape) -> dict[str, npt.NDArray[np.float32]]:
         if shape.architecture == "qwen3":
             tensors[layer + "self_attn.q_norm.weight"] = norm(head)
             tensors[layer + "self_attn.k_norm.weight"] = norm(head)
-        tensors[layer + "self_attn.o_proj.weight"] = matrix(hidden, shape.num_heads * head)
+        tensors[layer + "self_attn.o_proj.weight"] = matrix(hidden, shape.num_heads * head, shape.attention_scale)
         tensors[layer + "post_attention_layernorm.weight"] = norm(hidden)
         tensors[layer + "mlp.gate_proj.weight"] = matrix(inter, hidden, 1.5)
         tensors[layer + "mlp.up_proj.weight"] = matrix(inter, hidden, 1.5)
@@ -132,6 +135,7 @@ def tiny_tensors(shape: TinyShape) -> dict[str, npt.NDArray[np.float32]]:
     tensors["model.norm.weight"] = norm(hidden)
     if not shape.tied:
         tensors["lm_head.weight"] = matrix(shape.vocab_size, hidden, 3.0)
+        tensors["lm_head.weight"][shape.num_likely_ids :] *= 0.1
     return tensors
 
 
