@@ -679,6 +679,15 @@ def test_staged_writes_keep_their_order_on_a_cell(triples: list[tuple[int, int, 
     launch.check(staged_write, args, {"target": oracle.staged_write(args["target"], writes[: len(triples)])})
 
 
+@every_launch
+def test_the_last_of_many_staged_writes_to_a_cell_wins(launch: Launch) -> None:
+    """More triples on one cell than threads: with a thread a triple, an early one would land last."""
+    writes = ints(*([1, 2, value] for value in range(65)))
+    expected = out(3, 4)
+    expected[1, 2] = 64
+    launch.check(staged_write, {"target": out(3, 4), "writes": writes, "num_writes": live(65)}, {"target": expected})
+
+
 # --- expand, drafter inputs --------------------------------------------------------------------------------------------------
 
 
