@@ -1,8 +1,9 @@
 """A target whose next token is arithmetic, and a proposer that is right exactly where a script says so.
 
-They stand where a model and a drafter stand, in the same graphs, so that every other part of a step is the product's own. The
-next token depends on the token, on its position, and on what the paged cache holds for the tokens before it: a wrong
-position, a wrong block, a cache cell overwritten too early or a draft that was fed but not compared changes the text.
+They stand where a model and a drafter stand, in the same graphs, so that every other part of a step is the product's own. With
+`memory` 1 the next token depends on the token, on its position, and on what the paged cache holds for the tokens before it: a
+wrong position, a wrong block, a cache cell overwritten too early or a draft that was fed but not compared changes the text. With
+`memory` 0 it depends on the last token alone: the text soon repeats itself, which is what prompt lookup needs.
 """
 
 from __future__ import annotations
@@ -38,19 +39,24 @@ def toy_store(cache, input_ids, slot_mapping, num_tokens):
 
 @kernel(writes=("row_argmax",))
 def toy_argmax(row_argmax, cache, block_tables, input_ids, positions, token_slot, logits_indices, block_size, memory, num_rows):
-    """row_argmax[j] = the token after row logits_indices[j], which sees positions 0..positions[row] of its slot.
+    """row_argmax[j] = the token after row logits_indices[j], which sees positions 0..positions[row] of its slot; 0, which is never a
+    true token, where the slot has no block for one of them.
 
-    `memory` 1 lets the tokens in the cache count, 0 leaves last token and length alone (short cycles, which prompt lookup finds).
     Threads over logits rows; a row is owned by one thread. Oracle: runtime.gates.toy.next_token.
     """
     for j in range(cuda.grid(1), num_rows[0], cuda.gridsize(1)):
         row = logits_indices[j]
         slot = token_slot[row]
         checksum = i32(0)
+        covered = True
         for position in range(i32(positions[row] + i32(1)) * memory):
-            block = block_tables[slot, position // block_size]
-            checksum = toy_checksum(checksum, i32(position), cache[block * block_size + position % block_size])
-        row_argmax[j] = toy_token(input_ids[row], i32(positions[row] + i32(1)), checksum)
+            block = i32(block_tables[slot, position // block_size])
+            if block < i32(0):
+                covered = False
+            else:
+                checksum = toy_checksum(checksum, i32(position), cache[block * block_size + position % block_size])
+        token = toy_token(input_ids[row], i32(positions[row] + i32(1)) * memory, checksum)
+        row_argmax[j] = token if covered else i32(0)
 
 
 @kernel(writes=("draft_tokens", "num_draft"))
@@ -80,7 +86,7 @@ def scripted_propose(draft_tokens, num_draft, history, total_len, finished, idx_
                 drafting = False
                 draft_tokens[slot, i] = i32(-1)
             else:
-                truth = toy_token(last, i32(length + i), checksum)
+                truth = toy_token(last, i32(length + i) * memory, checksum)
                 draft_tokens[slot, i] = truth if verdict == i32(ACCEPT) else i32(truth % i32(31) + i32(1))
                 if memory > i32(0):
                     checksum = toy_checksum(checksum, i32(length + i), truth)

@@ -23,6 +23,7 @@ from runtime.console import Advance, ProgressBars
 from runtime.device import Device, open_device, resolve_kind
 from runtime.engine import Engine
 from runtime.errors import ConfigError, DeviceError
+from runtime.execution_arm import ExecutionArm, resolve_arm
 from runtime.kv_cache import BlockAllocator
 from runtime.mirror_policy import resolve_policy
 from runtime.models.spec import ModelSpec
@@ -53,6 +54,7 @@ def assemble(
     encoder = _prompt_encoder(config, checkpoint, tokenizer, sizes.max_model_len)
     kind, reason = resolve_kind(config.device)
     logger.info("device: %s (%s)", kind, reason)
+    arm = resolve_arm(config.runner)
     dtype = weight_dtype(config, kind)
     device = open_device(kind, poison=config.mirror.poison)
     try:
@@ -73,7 +75,7 @@ def assemble(
         target = DecoderTarget(model, allocate_scratch(device, spec, sizes))
         eos = checkpoint.tokenizer.eos_token_ids
         options = RunnerOptions(
-            steps_in_flight=config.runner.steps_in_flight if config.runner.async_ else 1,
+            steps_in_flight=arm.steps_in_flight,
             graph_mode=config.graphs.mode,
             buckets=None if config.graphs.buckets == "auto" else config.graphs.buckets,
             token_buckets=None if config.graphs.token_buckets == "auto" else config.graphs.token_buckets,
@@ -93,14 +95,14 @@ def assemble(
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         num_speculative_tokens=sizes.num_speculative_tokens,
     )
-    description = _describe(config, spec, sizes, blocks, f"{kind} ({reason})", dtype)
+    description = _describe(config, spec, sizes, blocks, f"{kind} ({reason})", dtype, arm)
     return Engine(
         runner,
         Scheduler(limits, blocks),
         tokenizer,
         encoder,
         config.sampling.params(),
-        steps_ahead=options.steps_in_flight - 1,
+        steps_ahead=arm.steps_ahead,
         description=description,
     )
 
@@ -227,7 +229,7 @@ def _bar(progress: ProgressBars | None, title: str, unit: str) -> AbstractContex
 
 
 def _describe(
-    config: RunConfig, spec: ModelSpec, sizes: StepSizes, blocks: BlockAllocator, device: str, dtype: str
+    config: RunConfig, spec: ModelSpec, sizes: StepSizes, blocks: BlockAllocator, device: str, dtype: str, arm: ExecutionArm
 ) -> dict[str, Any]:
     return {
         "device": device,
@@ -253,5 +255,5 @@ def _describe(
             "kv_cache_bytes": kv_cache_bytes(spec, blocks.num_blocks, sizes.block_size),
         },
         "speculator": {"method": config.speculator.method, "num_speculative_tokens": sizes.num_speculative_tokens},
-        "runner": {"async": config.runner.async_, "steps_in_flight": config.runner.steps_in_flight if config.runner.async_ else 1},
+        "runner": {"async": arm.asynchronous, "steps_in_flight": arm.steps_in_flight, "arm": str(arm)},
     }

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from runtime.generation import Generation
+from runtime.path_counters import PathCounters
 from runtime.plan import StepPlan, StepResult, TokenUpdate
 from runtime.prompts import Prompt, PromptEncoder, as_prompt_list
 from runtime.report import RequestOutput, StreamEvent
@@ -31,6 +32,8 @@ class Outcome(Protocol):
 
 class StepRunner(Protocol):
     """What turns plans into device work. Launching never waits."""
+
+    paths: PathCounters
 
     def launch(self, plan: StepPlan) -> Outcome: ...
 
@@ -100,8 +103,13 @@ class Engine:
         if plan is not None:
             self._in_flight.append(self.runner.launch(plan))
         if self._in_flight and (plan is None or len(self._in_flight) > self.steps_ahead):
-            outcome = self._in_flight.popleft()
-            self._deliver(self.scheduler.update(outcome.plan, outcome.collect()))
+            self._collect()
+
+    def _collect(self) -> None:
+        """Wait for the oldest step in flight, and deliver what it yielded."""
+        outcome = self._in_flight.popleft()
+        self.runner.paths.collected(steps_behind=len(self._in_flight))
+        self._deliver(self.scheduler.update(outcome.plan, outcome.collect()))
 
     def _deliver(self, updates: Iterable[TokenUpdate]) -> None:
         for update in updates:
@@ -199,8 +207,7 @@ class Engine:
     def drain(self) -> None:
         """Collect every step in flight."""
         while self._in_flight:
-            outcome = self._in_flight.popleft()
-            self._deliver(self.scheduler.update(outcome.plan, outcome.collect()))
+            self._collect()
 
     def close(self) -> None:
         """Cancel what runs, collect what is in flight, free the device. Idempotent."""

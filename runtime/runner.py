@@ -16,12 +16,14 @@ from graphs.launch import Launcher
 from graphs.library import GraphLibrary
 from graphs.propose import Proposer
 from graphs.step import Target, record_step
+from graphs.tape import TapedLauncher, Tapes
 from kernels.publish import OUTCOME_FIELDS
 from kernels.slots import RECORD_FIELDS, admit
 from runtime.device import Device, Stream
 from runtime.errors import ConfigError
 from runtime.mirror_policy import MirrorPolicy
 from runtime.mirror_table import MirrorTable
+from runtime.path_counters import PathCounters
 from runtime.plan import Admission, StepPlan, StepResult
 from runtime.staging import OutcomeRing
 from runtime.step_buffers import StepBuffers, StepSizes
@@ -78,6 +80,10 @@ class Runner:
     Args:
         target: records the model.
         proposer: records the drafts of the next step; None without speculation.
+        tapes: where graphs note which ids they drafted, fed and compared, for a gate; None costs nothing.
+
+    Attributes:
+        paths: which way the steps went.
     """
 
     def __init__(
@@ -88,9 +94,11 @@ class Runner:
         sizes: StepSizes,
         policy: MirrorPolicy,
         options: RunnerOptions,
+        tapes: Tapes | None = None,
     ) -> None:
         self.device, self.sizes, self.options = device, sizes, options
-        self._target, self._proposer = target, proposer
+        self._target, self._proposer, self._tapes = target, proposer, tapes
+        self.paths = PathCounters()
         self.compute: Stream = device.stream("compute")
         self.copy: Stream = device.stream("copy")
         self.table = MirrorTable(
@@ -152,6 +160,8 @@ class Runner:
     def _record_step(self, launch: Launcher, key: GraphKey) -> None:
         sizes = self.sizes
         rows = key.num_requests
+        if self._tapes is not None:
+            launch = TapedLauncher(launch, self._tapes, key, self._step)
         record_step(
             launch,
             key,
@@ -166,6 +176,8 @@ class Runner:
     def _record_propose(self, launch: Launcher, key: GraphKey) -> None:
         assert self._proposer is not None
         self._proposer.record(launch, key, self._state, self._step)
+        if self._tapes is not None:
+            self._tapes.record_drafts(launch, key, self._state, self._step)
 
     # ---- a step ------------------------------------------------------------------------------------------------
 
@@ -174,12 +186,20 @@ class Runner:
         for admission in plan.admissions:
             self._admit(admission)
         self._stage(plan)
-        self.library.launch(self._key(plan))
+        key = self._key(plan)
+        self._run(key)
+        self.paths.launched(key, len(plan.rows))
         self.buffers.outcomes.submit(plan.step, self.compute, self.copy)
         if self._proposer is not None:
             # In every arm: the step that ends a prefill already drafts for the first decode step.
-            self.library.launch(GraphKey.propose(self._bucket(len(plan.rows))))
+            self._run(GraphKey.propose(self._bucket(len(plan.rows))))
+            self.paths.proposals += 1
         return StepOutcome(plan, self.buffers.outcomes)
+
+    def _run(self, key: GraphKey) -> None:
+        self.library.launch(key)
+        if self.library.mode == "eager":
+            self.paths.fall_outs["graphs.mode = eager"] += 1
 
     def _key(self, plan: StepPlan) -> GraphKey:
         """The graph of a step: by the state of its rows (plan.query_len), never by their shape."""
@@ -216,6 +236,7 @@ class Runner:
         pack["tokens"].write_host(np.array(admission.prefill_tokens, np.int32), slice(0, prefill_len))
         pack.upload(self._admissions, self.compute)
         self._admissions += 1
+        self.paths.admissions += 1
         state = self._state
         written = (*self.buffers.ADMITTED_DEVICE, *self.buffers.ADMITTED_HOST)
         with table.eager(f"admit {admission.request_id}", reads=("admission",), writes=written):
@@ -294,6 +315,7 @@ class Runner:
                 "captured": [f"{key}: {graph.num_nodes} nodes" for key, graph in sorted(self.library.graphs.items())],
                 "capture_s": round(self.library.capture_seconds, 3),
             },
+            "paths": self.paths.as_dict(),
             "memory_bytes": self.device.allocated_bytes(),
         }
 

@@ -1,0 +1,80 @@
+"""The toy target and the scripted proposer as recorders: they stand in the graphs where a model and a drafter stand."""
+
+from __future__ import annotations
+
+from graphs.arrays import SlotState, StepArrays
+from graphs.key import GraphKey
+from graphs.launch import Array, Launcher
+from kernels.toy import scripted_propose, toy_argmax, toy_store
+
+ROW_THREADS = 32
+
+
+class ToyTarget:
+    """Target of arithmetic, with a paged cache of token ids where a model has keys and values.
+
+    Args:
+        cache: int32 [num_blocks * block_size].
+        row_argmax: int32 [J].
+        block_size: positions of a block.
+        memory: whether the tokens in the cache count, or the last token alone.
+    """
+
+    def __init__(self, cache: Array, row_argmax: Array, *, block_size: int, memory: bool) -> None:
+        self._cache, self._row_argmax = cache, row_argmax
+        self._block_size, self._memory = block_size, int(memory)
+
+    @property
+    def row_argmax(self) -> Array:
+        return self._row_argmax
+
+    def record(self, launch: Launcher, state: SlotState, step: StepArrays, num_tokens: int, num_logits: int) -> None:
+        input_ids = step.input_token_ids[:num_tokens]
+        launch.launch(
+            toy_store, 1, ROW_THREADS, self._cache, input_ids, step.slot_mapping[:num_tokens], step.inputs.num_tokens
+        )
+        launch.launch(
+            toy_argmax,
+            1,
+            ROW_THREADS,
+            self._row_argmax[:num_logits],
+            self._cache,
+            state.block_tables,
+            input_ids,
+            step.positions[:num_tokens],
+            step.token_slot[:num_tokens],
+            step.logits_indices[:num_logits],
+            self._block_size,
+            self._memory,
+            step.inputs.num_logits,
+        )
+
+
+class ScriptedProposer:
+    """Drafts that are right, wrong or missing where a script says so.
+
+    Args:
+        script: int32 [N, P], values of kernels.toy (ACCEPT, REJECT, NO_DRAFT), by slot and position of the draft modulo P.
+        memory: as of the target.
+    """
+
+    def __init__(self, script: Array, *, memory: bool) -> None:
+        self._script, self._memory = script, int(memory)
+
+    def record(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:
+        rows = key.num_requests
+        launch.launch(
+            scripted_propose,
+            1,
+            ROW_THREADS,
+            state.draft_tokens,
+            state.num_draft,
+            state.history,
+            state.total_len,
+            state.finished,
+            step.inputs.idx_mapping[:rows],
+            step.num_sampled[:rows],
+            self._script,
+            self._memory,
+            step.inputs.num_requests,
+        )

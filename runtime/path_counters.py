@@ -1,0 +1,51 @@
+"""PathCounters: which way the steps of an engine went. They prove that two arms of a comparison differ, and what fell out of a graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from graphs.key import Family, GraphKey
+
+
+@dataclass
+class PathCounters:
+    """Plain counts since the engine was opened.
+
+    Attributes:
+        steps: by family of the target's graph.
+        padded_rows: rows that were launched beyond the live ones, to fill up a captured size.
+        proposals: launches of a propose graph; one a step wherever something speculates.
+        admissions: requests that entered a slot, those that came back after a preemption included.
+        collected_late: outcomes that were waited for with a later step already launched: what the asynchronous arm does.
+        collected_at_once: outcomes that were waited for with nothing launched behind them: every one of the synchronous arm; of
+            the asynchronous arm those at the end of the work.
+        fall_outs: launches that did not replay a captured graph, by reason.
+    """
+
+    steps: Counter[Family] = field(default_factory=Counter)
+    padded_rows: int = 0
+    proposals: int = 0
+    admissions: int = 0
+    collected_late: int = 0
+    collected_at_once: int = 0
+    fall_outs: Counter[str] = field(default_factory=Counter)
+
+    def launched(self, key: GraphKey, num_rows: int) -> None:
+        """A step of `num_rows` live rows was queued with the graph of `key`."""
+        self.steps[key.family] += 1
+        self.padded_rows += key.num_requests - num_rows
+
+    def collected(self, *, steps_behind: int) -> None:
+        """An outcome was waited for while `steps_behind` later steps were launched already."""
+        if steps_behind:
+            self.collected_late += 1
+        else:
+            self.collected_at_once += 1
+
+    def as_dict(self) -> dict[str, Any]:
+        values = dict(vars(self))
+        values["steps"] = {family.value: count for family, count in sorted(self.steps.items())}
+        values["fall_outs"] = dict(self.fall_outs)
+        return values
