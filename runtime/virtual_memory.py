@@ -13,6 +13,7 @@ from typing import Any, Literal, NoReturn, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from graphs.launch import Array
 from runtime.errors import DeviceError
 
 Kind: TypeAlias = Literal["device", "constant", "pinned", "mapped"]
@@ -171,7 +172,7 @@ class MappedArray(HostVisibleArray):
     __slots__ = ()
 
 
-def as_storable(array: VirtualArray, values: npt.ArrayLike) -> npt.NDArray[Any]:
+def as_storable(array: Array, values: npt.ArrayLike) -> npt.NDArray[Any]:
     """`values` as an array that `array` can hold without losing any; DeviceError otherwise."""
     source, dtype = np.asarray(values), array.dtype
     if source.dtype == dtype:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-import numpy as np
-
 from graphs.executor import Executor, KernelArgument, bind_matmul
 from graphs.launch import Array, Grid
-from kernels.lang import MAX_THREADS, Kernel
+from kernels.lang import Kernel
 from runtime.errors import DeviceError
 from runtime.race_detector import Access, UseAfterFree
 from runtime.virtual_memory import Allocation, PinnedArray, VirtualArray
+from runtime.work_checks import check_copy, check_fill, check_launch, check_product, refuse_stored_scalar, scalar_argument
 
 CopyKind: TypeAlias = Literal["h2d", "d2h", "d2d", "h2h"]
-
-_INT32 = np.iinfo(np.int32)
-_FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +45,7 @@ def bind_launch(
         DeviceError: wrong number or type of arguments, an integer outside int32, an empty grid, a block beyond MAX_THREADS,
             a store to a constant, page-locked memory as an argument.
     """
-    if not isinstance(kernel, Kernel):
-        raise DeviceError(f"launch of {kernel!r}: not declared with kernels.lang.kernel")
-    if len(args) != len(kernel.params):
-        raise DeviceError(f"{kernel.name} takes {len(kernel.params)} arguments {kernel.params}, got {len(args)}")
-    if not 1 <= block <= MAX_THREADS:
-        raise DeviceError(f"{kernel.name}: block = {block}, outside 1..{MAX_THREADS}")
-    if min(grid if isinstance(grid, tuple) else (grid,)) < 1:
-        raise DeviceError(f"{kernel.name}: grid = {grid} is empty; bound the rows by a live count on the device instead")
+    check_launch(kernel, grid, block, args)
     bound: list[KernelArgument] = []
     reads: list[VirtualArray] = []
     writes: list[VirtualArray] = []
@@ -70,9 +58,9 @@ def bind_launch(
             (writes if param in kernel.writes else reads).append(arg)
             bound.append(arg.values)
         elif param in kernel.writes:
-            raise DeviceError(f"{what} is stored to and must be an array, got {arg!r}")
+            refuse_stored_scalar(what, arg)
         else:
-            bound.append(_scalar(what, arg))
+            bound.append(scalar_argument(what, arg))
     accesses, allocations = _footprint(reads, writes)
     return Work(f"launch {kernel.name}", executor.bind(kernel, grid, block, tuple(bound)), accesses, allocations)
 
@@ -83,17 +71,7 @@ def bind_product(device: object, out: Array, x: Array, weight: Array, rows: Arra
     x = _usable(device, "matmul(x)", x)
     weight = _usable(device, "matmul(weight)", weight)
     rows = _usable(device, "matmul(rows)", rows)
-    if not (
-        len(out.shape) == len(x.shape) == len(weight.shape) == 2
-        and out.shape == (x.shape[0], weight.shape[0])
-        and x.shape[1] == weight.shape[1]
-    ):
-        raise DeviceError(
-            f"matmul: out {out.name} {out.shape}, x {x.name} {x.shape}, weight {weight.name} {weight.shape} do not fit "
-            "[T, n_out] = [T, n_in] x [n_out, n_in]"
-        )
-    if rows.shape != (1,) or rows.dtype != np.int32:
-        raise DeviceError(f"matmul: rows {rows.name} is {rows.dtype} {rows.shape}, needs int32 (1,)")
+    check_product(out, x, weight, rows)
     accesses, allocations = _footprint((x, weight, rows), (out,))
     call = bind_matmul(out.values, x.values, weight.values, rows.values)
     return Work(f"matmul {weight.name} -> {out.name}", call, accesses, allocations)
@@ -103,8 +81,7 @@ def bind_copy(device: object, dst: Array, src: Array) -> Work:
     """Bind dst[...] = src. DeviceError when shape or dtype differ or an end is pageable memory."""
     dst, src = _usable(device, "copy(dst)", dst, writes=True), _usable(device, "copy(src)", src)
     what = f"copy {src.name} -> {dst.name}"
-    if dst.shape != src.shape or dst.dtype != src.dtype:
-        raise DeviceError(f"{what}: {src.dtype} {src.shape} does not fit {dst.dtype} {dst.shape}")
+    check_copy(dst, src)
     kind = _COPY_KINDS[isinstance(src, PinnedArray), isinstance(dst, PinnedArray)]
     target, source = dst.values, src.values
 
@@ -118,18 +95,14 @@ def bind_copy(device: object, dst: Array, src: Array) -> Work:
 def bind_fill(device: object, dst: Array, value: int | float) -> Work:
     """Bind dst[...] = value. DeviceError when the value does not fit the dtype."""
     dst = _usable(device, "fill(dst)", dst, writes=True)
-    what = f"fill {dst.name}"
-    if dst.dtype.kind in "iu":
-        bounds = np.iinfo(dst.dtype)
-        if not isinstance(value, (int, np.integer)) or not bounds.min <= value <= bounds.max:
-            raise DeviceError(f"{what}: value = {value!r} does not fit {dst.dtype}")
+    check_fill(dst, value)
     target = dst.values
 
     def call() -> None:
         target.fill(value)
 
     accesses, allocations = _footprint((), (dst,))
-    return Work(what, call, accesses, allocations)
+    return Work(f"fill {dst.name}", call, accesses, allocations)
 
 
 _COPY_KINDS: dict[tuple[bool, bool], CopyKind] = {
@@ -138,18 +111,6 @@ _COPY_KINDS: dict[tuple[bool, bool], CopyKind] = {
     (False, False): "d2d",
     (True, True): "h2h",
 }
-
-
-def _scalar(what: str, value: object) -> np.int32 | np.float32:
-    if isinstance(value, (int, np.integer)):
-        if not _INT32.min <= value <= _INT32.max:
-            raise DeviceError(f"{what} = {value}, outside int32")
-        return np.int32(value)
-    if isinstance(value, (float, np.floating)):
-        if math.isfinite(value) and abs(value) > _FLOAT32_MAX:
-            raise DeviceError(f"{what} = {value}, outside float32")
-        return np.float32(value)
-    raise DeviceError(f"{what} = {value!r}: arguments are arrays of this device, ints or floats")
 
 
 def _usable(device: object, what: str, array: object, *, writes: bool = False) -> VirtualArray:
