@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from graphs.library import GraphLibrary
 from graphs.propose import Proposer
 from graphs.step import Target, record_step
 from graphs.tape import TapedLauncher, Tapes
+from kernels.combine import check_arguments
 from kernels.publish import OUTCOME_FIELDS
 from kernels.slots import RECORD_FIELDS, admit
 from runtime.device import Device, Stream
@@ -107,6 +109,8 @@ class Runner:
         self.buffers = StepBuffers(self.table, sizes)
         self.buffers.initialise(self.compute)
         self._state, self._step = self.buffers.state, self.buffers.step
+        slots, stride = self._state.draft_tokens.shape
+        self._draft_shape = (slots, stride)
         self.buckets = _with_largest(options.buckets, sizes.max_num_seqs, smallest=1)
         self.token_buckets = _with_largest(options.token_buckets, sizes.max_num_batched_tokens, smallest=16)
         recorders = {family: self._record_step for family in (Family.MIXED, Family.DECODE, Family.VERIFY)}
@@ -271,13 +275,23 @@ class Runner:
         """Write the step's inputs over their whole length, pads included, and queue their one copy."""
         inputs, sizes = self.buffers.inputs, self.sizes
         num_rows = len(plan.rows)
-        query_lens = [row.num_tokens for row in plan.rows]
-        logits_rows = [1 + row.num_drafts for row in plan.rows]
+        slots = [row.slot for row in plan.rows]
+        query_starts = list(accumulate((row.num_tokens for row in plan.rows), initial=0))
+        logits_starts = list(accumulate((1 + row.num_drafts for row in plan.rows), initial=0))
+        # Whatever the kernel has no lengths to refuse is refused here, in every arm.
+        check_arguments(
+            cu_num_logits=logits_starts,
+            query_start_loc=query_starts,
+            idx_mapping=slots,
+            draft_shape=self._draft_shape,
+            num_slots=sizes.max_num_seqs,
+            bonus=1,
+        )
         writes = self._block_table_diffs(plan)
         idx_mapping = np.full(sizes.max_num_seqs, -1, np.int32)
-        idx_mapping[:num_rows] = [row.slot for row in plan.rows]
-        query_start_loc = _starts(query_lens, sizes.max_num_seqs)
-        cu_num_logits = _starts(logits_rows, sizes.max_num_seqs)
+        idx_mapping[:num_rows] = slots
+        query_start_loc = _padded(query_starts, sizes.max_num_seqs + 1)
+        cu_num_logits = _padded(logits_starts, sizes.max_num_seqs + 1)
         inputs["live"].write_host(np.array([query_start_loc[-1], num_rows, cu_num_logits[-1]], np.int32))
         inputs["idx_mapping"].write_host(idx_mapping)
         inputs["query_start_loc"].write_host(query_start_loc)
@@ -330,12 +344,11 @@ class Runner:
         self.device.close()
 
 
-def _starts(lengths: Sequence[int], capacity: int) -> npt.NDArray[np.int32]:
-    """int32 [capacity + 1]: exclusive prefix sum; behind the last row the total, so that a pad row is empty."""
-    starts = np.zeros(capacity + 1, np.int32)
-    starts[1 : len(lengths) + 1] = np.cumsum(lengths)
-    starts[len(lengths) + 1 :] = starts[len(lengths)]
-    return starts
+def _padded(starts: Sequence[int], length: int) -> npt.NDArray[np.int32]:
+    """int32 [length]: prefix sums; behind the last row their total, so that a pad row is empty."""
+    padded = np.full(length, starts[-1], np.int32)
+    padded[: len(starts)] = starts
+    return padded
 
 
 def _with_largest(sizes: Sequence[int] | None, largest: int, *, smallest: int) -> Buckets:
