@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from graphs.transformer import DecoderTarget
 from runtime.chat import ChatTemplate
 from runtime.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from runtime.checkpoint.source import resolve_source
-from runtime.checkpoint.weights import WeightDtype
+from runtime.checkpoint.weights import WeightDtype, destinations
 from runtime.config import ConfigSource, RunConfig, load_config
 from runtime.console import Advance, ProgressBars
 from runtime.device import Device, open_device, resolve_kind
@@ -37,8 +36,8 @@ from runtime.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-HOST_KV_SHARE = 0.4
-"""Part of the memory that is available at start that the KV cache of a CPU may take when num_blocks = auto."""
+KV_SHARES = {"cpu": 0.4, "simulator": 0.4, "cuda": 0.85}
+"""Part of the memory left beside the weights that the KV cache may take when num_blocks = auto; activations take from the rest."""
 
 
 def assemble(
@@ -56,14 +55,17 @@ def assemble(
     logger.info("device: %s (%s)", kind, reason)
     arm = resolve_arm(config.runner)
     dtype = weight_dtype(config, kind)
-    device = open_device(kind, poison=config.mirror.poison)
+    device = on_device or open_device(kind, poison=config.mirror.poison)
     try:
         policy = resolve_policy(config.mirror.policy, device)
-        blocks = BlockAllocator(_num_blocks(config, spec, sizes), sizes.block_size)
-        # A pool smaller than the longest sequence is the limit then, on the device as in the scheduler.
-        sizes = replace(sizes, max_model_len=min(sizes.max_model_len, blocks.num_positions))
         with _bar(progress, "loading weights", "bytes") as advance:
             weights = checkpoint.load_weights(advance, dtype)
+        # On a CPU the weights are where they stay; a GPU has yet to take them.
+        to_come = sum(values.nbytes for values in destinations(spec, weights).values()) if kind == "cuda" else 0
+        free = int((device.free_bytes() - to_come) * KV_SHARES[kind])
+        blocks = BlockAllocator(_num_blocks(config, spec, sizes, free), sizes.block_size)
+        # A pool smaller than the longest sequence is the limit then, on the device as in the scheduler.
+        sizes = replace(sizes, max_model_len=min(sizes.max_model_len, blocks.num_positions))
         model = upload_model(
             device,
             spec,
@@ -95,7 +97,7 @@ def assemble(
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         num_speculative_tokens=sizes.num_speculative_tokens,
     )
-    description = _describe(config, spec, sizes, blocks, f"{kind} ({reason})", dtype, arm)
+    description = _describe(config, spec, sizes, blocks, f"{kind}: {device.description} ({reason})", dtype, arm)
     return Engine(
         runner,
         Scheduler(limits, blocks),
@@ -205,8 +207,8 @@ def _proposer(config: RunConfig) -> Proposer | None:
     return NgramProposer(min_n=speculator.ngram_min, max_n=speculator.ngram_max)
 
 
-def _num_blocks(config: RunConfig, spec: ModelSpec, sizes: StepSizes) -> int:
-    """scheduler.num_blocks, or as many as every slot at full length can use, within a share of the memory that is free.
+def _num_blocks(config: RunConfig, spec: ModelSpec, sizes: StepSizes, budget: int) -> int:
+    """scheduler.num_blocks, or as many as every slot at full length can use, within `budget` bytes.
 
     Raises:
         DeviceError: not even one request of a few tokens fits.
@@ -215,11 +217,11 @@ def _num_blocks(config: RunConfig, spec: ModelSpec, sizes: StepSizes) -> int:
         return config.scheduler.num_blocks
     wanted = sizes.max_num_seqs * sizes.blocks_per_slot
     block = kv_cache_bytes(spec, 1, sizes.block_size)
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    affordable = int(free * HOST_KV_SHARE) // block
+    affordable = budget // block
     if affordable < 1:
         raise DeviceError(
-            f"no memory for one KV block of {block:,} bytes: {free:,} bytes are free; close programs or lower block_size"
+            f"no memory for one KV block of {block:,} bytes: {max(budget, 0):,} bytes are left for it beside the weights; "
+            "end other programs, lower scheduler.block_size, or use a smaller model"
         )
     return min(wanted, affordable)
 

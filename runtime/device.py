@@ -10,6 +10,7 @@ import numpy.typing as npt
 from graphs.cpu_executor import CpuExecutor
 from graphs.launch import Array, Event, Launcher
 from graphs.simulator_executor import SimulatorExecutor
+from runtime.cuda_probe import cuda_unavailable
 from runtime.device_counters import DeviceCounters
 from runtime.errors import DeviceError
 from runtime.virtual_device import VirtualDevice
@@ -68,6 +69,15 @@ class Device(Protocol):
     can_map: bool
     counters: DeviceCounters
 
+    @property
+    def description(self) -> str:
+        """What `draftgraph info` says of it."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Bytes that device.array can still get."""
+        ...
+
     def array(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array: ...
 
     def constant(self, name: str, values: npt.ArrayLike) -> Array: ...
@@ -93,19 +103,6 @@ class Device(Protocol):
     def close(self) -> None: ...
 
 
-def cuda_unavailable() -> str | None:
-    """Why a CUDA device cannot be opened, or None. Imports CuPy, touches no memory."""
-    try:
-        import cupy
-    except ImportError:
-        return "CuPy is not installed; pip install draftgraph[cu12] or draftgraph[cu13]"
-    try:
-        count = int(cupy.cuda.runtime.getDeviceCount())
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        return f"CuPy finds no usable GPU ({error}); check the driver with nvidia-smi"
-    return None if count else "CuPy finds no GPU; check CUDA_VISIBLE_DEVICES"
-
-
 def resolve_kind(kind: DeviceKind) -> tuple[Literal["cpu", "simulator", "cuda"], str]:
     """Which device `kind` means on this machine, and why: the text that `draftgraph info` prints."""
     if kind != "auto":
@@ -126,7 +123,8 @@ def open_device(
 
     Args:
         kind: cpu, simulator (needs NUMBA_ENABLE_CUDASIM=1), cuda, or auto: cuda where it is usable, else cpu.
-        schedule, seed, detect, poison: of the virtual device; a GPU has its own order.
+        schedule, seed, detect: of the virtual device; a GPU has its own order.
+        poison: fill fresh memory with what nobody should read.
 
     Raises:
         DeviceError: the kind is unknown, or cannot be opened here.
@@ -141,5 +139,10 @@ def open_device(
             raise DeviceError(str(error)) from error
         return VirtualDevice(executor, schedule=schedule, seed=seed, detect=detect, poison=poison)
     if resolved == "cuda":
-        raise DeviceError(f"device = cuda: {cuda_unavailable() or 'this version has no CUDA device yet'}; use device = cpu")
+        missing = cuda_unavailable()
+        if missing is not None:
+            raise DeviceError(f"device = cuda: {missing}; or set device = cpu")
+        from runtime.cuda_device import CudaDevice  # imports CuPy, which most machines lack
+
+        return CudaDevice(poison=poison)
     raise DeviceError(f"device = {kind!r}; use auto, cpu, simulator or cuda")

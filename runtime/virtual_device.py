@@ -6,6 +6,7 @@ device memory are apart, work runs when somebody waits, and vector clocks report
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -74,6 +75,10 @@ class VirtualDevice:
         self._closed = False
 
     @property
+    def description(self) -> str:
+        return f"{self.executor.name} executor, {self.schedule} schedule"
+
+    @property
     def schedule(self) -> Schedule:
         return self.queue.schedule
 
@@ -121,6 +126,10 @@ class VirtualDevice:
         for allocation in self._allocations.values():
             total[allocation.kind] += allocation.nbytes
         return total
+
+    def free_bytes(self) -> int:
+        """Bytes of host memory that are available."""
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
     def download(self, array: Array) -> npt.NDArray[Any]:
         """Wait for everything, then a copy of `array`: for tests and gates, never for a step. Orders the host after all work."""

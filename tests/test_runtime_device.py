@@ -50,7 +50,7 @@ def test_unknown_kinds_are_refused() -> None:
 
 @pytest.mark.skipif(cuda_unavailable() is None, reason="a GPU is present")
 def test_cuda_without_a_gpu_says_what_is_missing() -> None:
-    with pytest.raises(DeviceError, match=r"device = cuda: CuPy .*; use device = cpu"):
+    with pytest.raises(DeviceError, match=r"device = cuda: CuPy .*; or set device = cpu"):
         open_device("cuda")
 
 

@@ -1,0 +1,340 @@
+"""The first visible GPU, as runtime/device.py describes a device: CuPy's memory, streams and graphs, Numba's kernels, cuBLAS.
+
+Imported only where CuPy is installed. One host thread only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import cupy
+import numba.core.config as numba_config
+import numpy as np
+import numpy.typing as npt
+from cupy.cuda import runtime
+
+from graphs.launch import Array
+from kernels.lang import Kernel
+from runtime.cuda_capture import CudaCapture
+from runtime.cuda_memory import CudaAllocation, CudaArray, CudaHostArray, CudaMappedArray, CudaPinnedArray, contiguous_strides
+from runtime.cuda_probe import gpu_facts
+from runtime.cuda_stream import CudaEvent, CudaStream
+from runtime.device_counters import DeviceCounters
+from runtime.errors import DeviceError, DraftgraphError
+from runtime.race_detector import UseAfterFree
+from runtime.virtual_memory import Kind, as_storable
+from runtime.virtual_work import CopyKind
+
+_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+_CUDA_PACKAGES = frozenset({"cupy", "cupy_backends", "cuda", "numba", "nvmath"})
+
+
+class CudaDevice:
+    """Opened once, closed once; usable as a context.
+
+    Args:
+        poison: fill fresh memory with what nobody should ever read: NaN, or bytes of 0xA5.
+
+    Attributes:
+        name: of the GPU. facts: what else is known of it.
+        integrated: host and device share their memory. can_map: kernels can see page-locked memory.
+        counters: what was asked of the device.
+        frees: arrays freed so far. closers: called at close.
+
+    Open it with runtime.device.open_device, which first asks cuda_unavailable(). Raises DeviceError when CUDA cannot start.
+    """
+
+    def __init__(self, *, poison: bool = False) -> None:
+        self.facts = gpu_facts()
+        self.name = self.facts.name
+        self.integrated = bool(runtime.deviceGetAttribute(runtime.cudaDevAttrIntegrated, 0))
+        self.can_map = bool(runtime.deviceGetAttribute(runtime.cudaDevAttrCanMapHostMemory, 0))
+        self.poison = poison
+        self.counters = DeviceCounters()
+        self.capturing: CudaCapture | None = None
+        self.frees = 0
+        self.closers: list[Callable[[], None]] = []
+        self._allocations: dict[str, CudaAllocation] = {}
+        self._max_threads: dict[tuple[Kernel, tuple[Any, ...]], int] = {}
+        self._failed = self._closed = False
+        # Grids of a decode step are small because the step is: Numba's advice to launch more blocks would come at every launch.
+        numba_config.CUDA_LOW_OCCUPANCY_WARNINGS = 0
+        with self.reports("opening the GPU"):
+            cupy.cuda.Device(0).use()
+            runtime.free(0)  # creates the context
+
+    @property
+    def description(self) -> str:
+        return str(self.facts)
+
+    # Memory
+
+    def array(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> CudaArray:
+        """Device memory, undefined until something writes it. DeviceError when it does not fit."""
+        array = self._device_array(name, "device", shape, np.dtype(dtype))
+        if self.poison:
+            runtime.memset(array.pointer, 0xFF if array.dtype.kind == "f" else 0xA5, array.nbytes)
+        return array
+
+    def constant(self, name: str, values: npt.ArrayLike) -> CudaArray:
+        """Read-only device memory with a copy of `values`. Blocks until it is there."""
+        source = np.asarray(values, order="C")
+        array = self._device_array(name, "constant", source.shape, source.dtype)
+        if source.nbytes:
+            with self.reports(f"upload of constant `{name}`"):
+                runtime.memcpy(array.pointer, source.ctypes.data, source.nbytes, runtime.memcpyHostToDevice)
+        return array
+
+    def pinned(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> CudaPinnedArray:
+        """Page-locked host memory, undefined until something writes it."""
+        return self._host_array(CudaPinnedArray, name, "pinned", shape, np.dtype(dtype), runtime.hostAllocPortable)
+
+    def mapped(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> CudaMappedArray:
+        """Page-locked memory that kernels and the host both see, undefined until something writes it.
+
+        DeviceError: the device cannot map.
+        """
+        if not self.can_map:
+            raise DeviceError(f"mapped memory `{name}`: this device cannot map host memory; use mirror.policy = discrete")
+        flags = runtime.hostAllocPortable | runtime.hostAllocMapped
+        return self._host_array(CudaMappedArray, name, "mapped", shape, np.dtype(dtype), flags)
+
+    def free(self, array: Array) -> None:
+        """Wait for the device, then end an array and all its views. UseAfterFree: freed before."""
+        allocation = self._own("free", array).allocation
+        self.refuse_in_capture(f"free of `{array.name}`")
+        if allocation.freed:
+            raise UseAfterFree(f"`{array.name}` is freed twice")
+        self.synchronize()
+        allocation.release()
+        self.frees += 1
+        del self._allocations[allocation.name]
+
+    def allocated_bytes(self) -> dict[Kind, int]:
+        """Bytes held at present, by kind of memory."""
+        total: dict[Kind, int] = {"device": 0, "constant": 0, "pinned": 0, "mapped": 0}
+        for allocation in self._allocations.values():
+            total[allocation.kind] += allocation.nbytes
+        return total
+
+    def free_bytes(self) -> int:
+        """Bytes of GPU memory that nobody holds."""
+        return int(runtime.memGetInfo()[0])
+
+    def download(self, array: Array) -> npt.NDArray[Any]:
+        """Wait for everything, then a copy of `array`: for tests and gates, never for a step."""
+        own = self._transfer("download", array)
+        if isinstance(own, CudaHostArray):
+            return own.read()
+        return np.array(self._whole(own)[1])
+
+    def upload(self, array: Array, values: npt.ArrayLike) -> None:
+        """Wait for everything, then array[...] = values: for start-up and tests, never for a step."""
+        own = self._transfer("upload", array)
+        if own.allocation.kind == "constant":
+            raise DeviceError(f"upload: `{array.name}` is a constant and cannot be written")
+        source = as_storable(own, values)
+        if source.shape != array.shape:
+            raise DeviceError(f"upload: {source.shape} does not fit `{array.name}` {array.shape}")
+        if isinstance(own, CudaHostArray):
+            own.write(source)
+            return
+        whole, view = self._whole(own)
+        view[...] = source
+        with self.reports(f"upload of `{own.name}`"):
+            runtime.memcpy(own.allocation.pointer, whole.ctypes.data, own.allocation.nbytes, runtime.memcpyHostToDevice)
+
+    # Order
+
+    def stream(self, name: str) -> CudaStream:
+        self._refuse_closed()
+        return CudaStream(self, name)
+
+    def event(self, name: str = "event", *, timing: bool = False) -> CudaEvent:
+        """timing: the event can tell milliseconds_since another."""
+        self._refuse_closed()
+        return CudaEvent(self, name, timing=timing)
+
+    def synchronize(self) -> None:
+        """Block the host until everything has run."""
+        self.refuse_in_capture("synchronize of the device")
+        self.counters.device_synchronizes += 1
+        with self.reports("synchronize of the device"):
+            runtime.deviceSynchronize()
+
+    def close(self) -> None:
+        """Wait for what is queued, then free everything. Does nothing the second time."""
+        if self._closed:
+            return
+        self.refuse_in_capture("close of the device")
+        if not self._failed:
+            self.synchronize()
+            for close in self.closers:
+                close()
+        for allocation in self._allocations.values():
+            allocation.release()
+        self._allocations.clear()
+        self._closed = True
+
+    def __enter__(self) -> CudaDevice:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __str__(self) -> str:
+        held = ", ".join(f"{kind} {nbytes:,} B" for kind, nbytes in self.allocated_bytes().items())
+        return f"CudaDevice({self.description}, {held})"
+
+    # For the other rooms of the device
+
+    def compile(self, kernel: Kernel, types: tuple[Any, ...], block: int) -> None:
+        """Compile and load `kernel` for these argument types, once.
+
+        Raises DeviceError when it does not compile, or uses too many registers for `block` threads.
+        """
+        key = (kernel, types)
+        if key not in self._max_threads:
+            try:
+                self._max_threads[key] = int(kernel.jit.compile(types).max_threads_per_block)
+            except Exception as error:  # whatever the compiler, the linker or the driver makes of it
+                raise DeviceError(
+                    f"kernel {kernel.name}({', '.join(map(str, types))}) does not compile for {self.name}: "
+                    f"{type(error).__name__}: {error}; check that CuPy and numba-cuda come from one extra, cu12 or cu13"
+                ) from error
+        if block > self._max_threads[key]:
+            raise DeviceError(f"{kernel.name}: block = {block}, its registers allow {self._max_threads[key]} on {self.name}")
+
+    def reports(self, what: str) -> _Reports:
+        """A context that turns errors of CUDA and of its packages into DeviceError."""
+        return _Reports(self, what)
+
+    def failed(self) -> None:
+        """CUDA reported an error: close() must not wait for work that will never end well."""
+        self._failed = True
+
+    def count_copy(self, kind: CopyKind, nbytes: int) -> None:
+        self.counters.copies += 1
+        self.counters.copied_bytes += nbytes
+        self.counters.copies_by_kind[kind] += 1
+
+    def begin_capture(self, capture: CudaCapture) -> None:
+        self._refuse_closed()
+        if self.capturing is not None:
+            self.refuse_in_capture(f"a second capture, of graph `{capture.name}`")
+        self.capturing = capture
+
+    def end_capture(self) -> None:
+        self.capturing = None
+
+    def refuse_in_capture(self, what: str) -> None:
+        """DeviceError when a capture is running, which is spoiled by it, or when the device is closed."""
+        self._refuse_closed()
+        if self.capturing is not None:
+            self.capturing.spoil(what)
+            raise DeviceError(
+                f"capture of graph `{self.capturing.name}`: {what} is not allowed inside it: a replay would not repeat it"
+            )
+
+    def _device_array(self, name: str, kind: Kind, shape: tuple[int, ...], dtype: np.dtype[Any]) -> CudaArray:
+        nbytes = math.prod(shape) * dtype.itemsize
+        self._admit(name)
+        memory = self._reserve(kind, name, nbytes, lambda: cupy.cuda.Memory(max(nbytes, 1)))
+        allocation = self._allocations[name] = CudaAllocation(self, name, kind, nbytes, int(memory.ptr), memory, None)
+        return CudaArray(allocation, 0, tuple(shape), contiguous_strides(shape, dtype), dtype)
+
+    def _host_array(
+        self, cls: type[Any], name: str, kind: Kind, shape: tuple[int, ...], dtype: np.dtype[Any], flags: int
+    ) -> Any:
+        nbytes = math.prod(shape) * dtype.itemsize
+        self._admit(name)
+        pinned_memory = cupy.cuda.pinned_memory
+        memory = self._reserve(
+            kind, name, nbytes, lambda: pinned_memory.PinnedMemoryPointer(pinned_memory.PinnedMemory(max(nbytes, 1), flags), 0)
+        )
+        host = np.frombuffer(memory, np.uint8, nbytes)
+        pointer = int(runtime.pointerGetAttributes(memory.ptr).devicePointer) if kind == "mapped" else int(memory.ptr)
+        allocation = self._allocations[name] = CudaAllocation(self, name, kind, nbytes, pointer, memory, host)
+        if self.poison:
+            host.fill(0xFF if dtype.kind == "f" else 0xA5)
+        return cls(allocation, 0, tuple(shape), contiguous_strides(shape, dtype), dtype, self._check_host_access)
+
+    def _admit(self, name: str) -> None:
+        self.refuse_in_capture(f"allocation of `{name}`")
+        if name in self._allocations:
+            raise DeviceError(
+                f"array name `{name}` is taken: graphs and reports know arrays by name; free the first or use another name"
+            )
+
+    def _reserve(self, kind: Kind, name: str, nbytes: int, allocate: Callable[[], Any]) -> Any:
+        try:
+            return allocate()
+        except (runtime.CUDARuntimeError, cupy.cuda.memory.OutOfMemoryError) as error:
+            if getattr(error, "status", _OUT_OF_MEMORY) != _OUT_OF_MEMORY:
+                raise DeviceError(f"{kind} memory `{name}` of {nbytes:,} bytes: {error}") from error
+            free, total = runtime.memGetInfo()
+            where = "host memory is short"
+            if kind in ("device", "constant"):
+                where = f"{free:,} of {total:,} bytes are free on {self.name}"
+            raise DeviceError(
+                f"{kind} memory `{name}` of {nbytes:,} bytes does not fit: {where}; lower scheduler.num_blocks, max_model_len or "
+                "max_num_seqs, use a smaller model, or end other programs there"
+            ) from error
+
+    def _whole(self, array: CudaArray) -> tuple[npt.NDArray[np.uint8], npt.NDArray[Any]]:
+        """A host copy of the whole allocation of `array`, and the view of it that `array` is."""
+        allocation = array.allocation
+        whole = np.empty(allocation.nbytes, np.uint8)
+        if allocation.nbytes:
+            with self.reports(f"download of `{array.name}`"):
+                runtime.memcpy(whole.ctypes.data, allocation.pointer, allocation.nbytes, runtime.memcpyDeviceToHost)
+        return whole, np.ndarray(array.shape, array.dtype, whole, array.offset, array.strides)
+
+    def _check_host_access(self, allocation: CudaAllocation, what: str) -> None:
+        if allocation.freed:
+            raise UseAfterFree(f"{what} of `{allocation.name}` by the host: it was freed")
+        if self.capturing is not None:
+            self.refuse_in_capture(f"{what} of `{allocation.name}` by the host")
+
+    def _transfer(self, what: str, array: Array) -> CudaArray:
+        own = self._own(what, array)
+        if own.allocation.freed:
+            raise UseAfterFree(f"{what}: `{array.name}` was freed")
+        self.refuse_in_capture(f"{what} of `{array.name}`")
+        self.counters.transfers += 1
+        with self.reports(f"{what} of `{array.name}`"):
+            runtime.deviceSynchronize()
+        return own
+
+    def _own(self, what: str, array: Array) -> CudaArray:
+        if not isinstance(array, CudaArray) or array.allocation.device is not self:
+            raise DeviceError(f"{what}: {array!r} is no array of this device")
+        return array
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise DeviceError("the device is closed")
+
+
+class _Reports:
+    """Kept a class: it stands around every launch of a step, and a generator context costs five times as much."""
+
+    __slots__ = ("_device", "_what")
+
+    def __init__(self, device: CudaDevice, what: str) -> None:
+        self._device, self._what = device, what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None or issubclass(kind, DraftgraphError) or kind.__module__.partition(".")[0] not in _CUDA_PACKAGES:
+            return
+        self._device.failed()
+        raise DeviceError(
+            f"{self._what} failed on {self._device.name}: {error}; an error of a kernel shows at a later call: "
+            "graphs.mode = eager and compute-sanitizer find the kernel"
+        ) from error

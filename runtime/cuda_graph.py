@@ -1,0 +1,86 @@
+"""A captured CUDA graph, with everything it touches: CUDA and CuPy keep none of it alive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from runtime.cuda_work import CudaWork
+from runtime.errors import DeviceError
+from runtime.race_detector import UseAfterFree
+
+if TYPE_CHECKING:
+    from runtime.cuda_device import CudaDevice
+    from runtime.cuda_stream import CudaStream
+
+
+@dataclass(frozen=True, slots=True)
+class CudaNode:
+    """One piece of work, the stream it was recorded on, and the nodes that run before it."""
+
+    index: int
+    work: CudaWork
+    stream: str
+    dependencies: tuple[int, ...]
+
+
+class CudaGraph:
+    """Nodes with everything they need bound, ready to be replayed.
+
+    Attributes:
+        name: for reports.
+        num_nodes: launches, products, copies and fills in it.
+        reads: names of the arrays that some node only reads; constants are left out.
+        writes: names of the arrays that some node stores to, and may read as well.
+        copies: kind and bytes of each copy in it.
+        executable: cupy.cuda.Graph.
+    """
+
+    def __init__(self, device: CudaDevice, name: str, nodes: tuple[CudaNode, ...], executable: Any) -> None:
+        self._device, self.name, self._nodes, self.executable = device, name, nodes, executable
+        reads = {allocation for node in nodes for allocation in node.work.reads}
+        writes = {allocation for node in nodes for allocation in node.work.writes}
+        self._allocations = tuple(reads | writes)
+        self._frees = device.frees
+        self.reads = frozenset(allocation.name for allocation in reads if allocation.kind != "constant")
+        self.writes = frozenset(allocation.name for allocation in writes)
+        self.copies = tuple(node.work.copy for node in nodes if node.work.copy is not None)
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self._nodes)
+
+    def launch(self, stream: CudaStream) -> None:
+        """Queue one replay on `stream`.
+
+        Raises:
+            UseAfterFree: an array of the graph was freed since the capture: the graph has its address, so it must be captured anew.
+            DeviceError: inside a capture, or on a stream of another device.
+        """
+        if stream.device is not self._device:
+            raise DeviceError(f"graph `{self.name}` was captured on another device than stream `{stream.name}`")
+        self._device.refuse_in_capture(f"launch of graph `{self.name}`")
+        if self._frees != self._device.frees:
+            self._refuse_freed()
+        stream.replay(self)
+
+    def _refuse_freed(self) -> None:
+        """Looked at only when something was freed since the last look: a step has hundreds of arrays."""
+        for allocation in self._allocations:
+            if allocation.freed:
+                raise UseAfterFree(
+                    f"graph `{self.name}` uses `{allocation.name}`, which was freed after the capture; capture the graph again, "
+                    "or keep the array for as long as the graph"
+                )
+        self._frees = self._device.frees
+
+    def dot(self) -> str:
+        """The graph in Graphviz's language."""
+        lines = [f'digraph "{self.name}" {{']
+        for node in self._nodes:
+            lines.append(f'  n{node.index} [label="{node.work.label}\\n{node.stream}"];')
+            lines.extend(f"  n{dependency} -> n{node.index};" for dependency in node.dependencies)
+        return "\n".join([*lines, "}"])
+
+    def __repr__(self) -> str:
+        return f"CudaGraph({self.name}, {self.num_nodes} nodes)"

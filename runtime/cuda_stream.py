@@ -1,0 +1,165 @@
+"""Streams and events of a CUDA device."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import cupy
+from cupy.cuda import runtime
+
+from graphs.cublas import Cublas
+from graphs.launch import Array, Grid
+from kernels.lang import Kernel, cuda
+from runtime.cuda_capture import CapturedPoint, CudaCapture
+from runtime.cuda_work import CudaWork, bind_copy, bind_fill, bind_launch, bind_product
+from runtime.errors import DeviceError
+
+if TYPE_CHECKING:
+    from runtime.cuda_device import CudaDevice
+    from runtime.cuda_graph import CudaGraph
+
+
+class CudaEvent:
+    """A point in a stream. Without timing unless asked for: a timed event costs the device more.
+
+    Attributes:
+        recorded: does it stand for a point outside captures?
+        captured: the point it stands for inside a capture.
+    """
+
+    def __init__(self, device: CudaDevice, name: str, *, timing: bool = False) -> None:
+        self.device, self.name = device, name
+        self.event = cupy.cuda.Event(disable_timing=not timing)
+        self.recorded = False
+        self.captured: CapturedPoint | None = None
+
+    def synchronize(self) -> None:
+        """Block the host until the recorded point has been reached. DeviceError: never recorded, or a capture is running."""
+        self._check("event.synchronize")
+        self.device.counters.event_synchronizes += 1
+        with self.device.reports(f"wait for event `{self.name}`"):
+            self.event.synchronize()
+
+    def query(self) -> bool:
+        """Has the recorded point been reached? DeviceError as in `synchronize`."""
+        self._check("event.query")
+        self.device.counters.event_queries += 1
+        with self.device.reports(f"query of event `{self.name}`"):
+            return bool(self.event.done)
+
+    def milliseconds_since(self, earlier: CudaEvent) -> float:
+        """Device time from `earlier` to this event; both were made with timing, and have been reached."""
+        with self.device.reports(f"time between events `{earlier.name}` and `{self.name}`"):
+            return float(cupy.cuda.get_elapsed_time(earlier.event, self.event))
+
+    def _check(self, call: str) -> None:
+        self.device.refuse_in_capture(f"{call} of event `{self.name}`")
+        if not self.recorded:
+            raise DeviceError(f"{call}: event `{self.name}` was never recorded, so it can never fire; record it on a stream first")
+
+
+class CudaStream:
+    """Work in order, apart from the default stream.
+
+    Attributes:
+        stream: CuPy's stream; numba: the same for Numba's launches; pointer: its handle.
+        joined: the capture that this stream takes part in, or None.
+    """
+
+    def __init__(self, device: CudaDevice, name: str) -> None:
+        self.device, self.name = device, name
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+        self.pointer = int(self.stream.ptr)
+        self.numba = cuda.external_stream(self.pointer)
+        self.joined: CudaCapture | None = None
+
+    @cached_property
+    def cublas(self) -> Cublas:
+        """Made at the first product: its workspace is 64 MiB."""
+        with self.device.reports(f"cuBLAS on stream `{self.name}`"):
+            handle = Cublas(self.pointer)
+        self.device.closers.append(handle.close)
+        return handle
+
+    def launch(self, kernel: Kernel, grid: Grid, block: int, *args: Array | int | float) -> None:
+        """Queue one kernel. Errors: see runtime.cuda_work.bind_launch."""
+        self._submit(bind_launch(self, kernel, grid, block, args))
+
+    def matmul(self, out: Array, x: Array, weight: Array, rows: Array) -> None:
+        """Queue out = x @ weight.T; rows from rows[0] on are computed from whatever the pads hold."""
+        self._submit(bind_product(self, out, x, weight, rows))
+
+    def copy(self, dst: Array, src: Array) -> None:
+        """Queue dst[...] = src."""
+        self._submit(bind_copy(self, dst, src))
+
+    def fill(self, dst: Array, value: int | float) -> None:
+        """Queue dst[...] = value."""
+        self._submit(bind_fill(self, dst, value))
+
+    def record(self, event: CudaEvent) -> None:
+        """Let `event` stand for the present end of this stream."""
+        self._check_event(event)
+        if self.joined is not None:
+            self.joined.record(self, event)
+            return
+        self.device.refuse_in_capture(f"record on stream `{self.name}`, which takes no part in it")
+        event.event.record(self.stream)
+        event.recorded, event.captured = True, None
+
+    def wait(self, event: CudaEvent) -> None:
+        """Let everything queued later on this stream run after `event`. Draws the stream into a capture of the event."""
+        self._check_event(event)
+        if self.device.capturing is not None:
+            self.device.capturing.wait(self, event)
+            return
+        if not event.recorded:
+            raise DeviceError(
+                f"stream `{self.name}` waits for event `{event.name}`, which was never recorded: nothing would order it"
+            )
+        self.stream.wait_event(event.event)
+
+    def synchronize(self) -> None:
+        """Block the host until everything on this stream has run. Counted by the stream's name."""
+        self.device.refuse_in_capture(f"synchronize of stream `{self.name}`")
+        counters = self.device.counters
+        counters.stream_synchronizes += 1
+        counters.synchronizes_by_stream[self.name] += 1
+        with self.device.reports(f"synchronize of stream `{self.name}`"):
+            runtime.streamSynchronize(self.pointer)
+
+    def query(self) -> bool:
+        """Has everything on this stream run?"""
+        self.device.refuse_in_capture(f"query of stream `{self.name}`")
+        return bool(self.stream.done)
+
+    def capture(self, name: str = "graph") -> CudaCapture:
+        """A context in which everything put on this stream is recorded instead of run. Its `.graph` is the result."""
+        return CudaCapture(self, name)
+
+    def replay(self, graph: CudaGraph) -> None:
+        """Queue the whole graph. Called by graph.launch."""
+        device = self.device
+        with device.reports(f"launch of graph `{graph.name}`"):
+            graph.executable.launch(self.stream)
+        device.counters.graph_launches += 1
+        for kind, nbytes in graph.copies:
+            device.count_copy(kind, nbytes)
+
+    def _submit(self, work: CudaWork) -> None:
+        device = self.device
+        if self.joined is not None:
+            self.joined.add(self, work)
+            return
+        device.refuse_in_capture(f"{work.label} on stream `{self.name}`, which takes no part in it")
+        with device.reports(f"{work.label} on stream `{self.name}`"):
+            work.issue()
+        if work.copy is None:
+            device.counters.launches += 1
+        else:
+            device.count_copy(*work.copy)
+
+    def _check_event(self, event: CudaEvent) -> None:
+        if not isinstance(event, CudaEvent) or event.device is not self.device:
+            raise DeviceError(f"stream `{self.name}`: {event!r} is no event of this device")

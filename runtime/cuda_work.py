@@ -1,0 +1,167 @@
+"""One launch, matrix product, copy or fill, checked and bound to a CUDA stream: issued at once, or later inside a capture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphs import cublas
+from graphs.capture import copy_async, fill_async
+from graphs.launch import Array, Grid
+from kernels.lang import Kernel, float32, int32
+from runtime.cuda_memory import CudaAllocation, CudaArray, CudaPinnedArray
+from runtime.errors import DeviceError
+from runtime.race_detector import UseAfterFree
+from runtime.virtual_work import CopyKind
+from runtime.work_checks import check_copy, check_fill, check_launch, check_product, refuse_stored_scalar, scalar_argument
+
+if TYPE_CHECKING:
+    from runtime.cuda_stream import CudaStream
+
+
+@dataclass(frozen=True, slots=True)
+class CudaWork:
+    """Attributes:
+    label: for reports.
+    issue: queues it on the stream that it was bound to.
+    reads, writes: the arrays it only reads, and those it stores to.
+    copy: kind and bytes when it is a copy.
+    """
+
+    label: str
+    issue: Callable[[], object]
+    reads: tuple[CudaAllocation, ...]
+    writes: tuple[CudaAllocation, ...]
+    copy: tuple[CopyKind, int] | None = None
+
+
+def bind_launch(
+    stream: CudaStream, kernel: Kernel, grid: Grid, block: int, args: tuple[Array | int | float, ...]
+) -> CudaWork:
+    """Bind a kernel. Compiles and loads it if these types are new, so that a capture never compiles.
+
+    Raises:
+        DeviceError: wrong number or type of arguments, an integer outside int32, an empty grid, a block beyond MAX_THREADS,
+            a store to a constant, page-locked memory as an argument, a kernel that does not compile.
+    """
+    check_launch(kernel, grid, block, args)
+    bound: list[Any] = []
+    types: list[Any] = []
+    reads: list[CudaAllocation] = []
+    writes: list[CudaAllocation] = []
+    for param, arg in zip(kernel.params, args, strict=True):
+        if isinstance(arg, CudaArray):
+            what = f"{kernel.name}({param})"
+            stored = param in kernel.writes
+            if isinstance(arg, CudaPinnedArray):
+                raise DeviceError(f"{what}: kernels do not see pinned memory `{arg.name}`; copy it to the device or use mapped()")
+            _usable(stream, what, arg, writes=stored)
+            (writes if stored else reads).append(arg.allocation)
+            bound.append(arg.numba)
+            types.append(arg.numba._numba_type_)
+        elif param in kernel.writes:
+            refuse_stored_scalar(f"{kernel.name}({param})", arg)
+        else:
+            value = scalar_argument(f"{kernel.name}({param})", arg)
+            bound.append(value)
+            types.append(int32 if isinstance(value, np.int32) else float32)
+    stream.device.compile(kernel, tuple(types), block)
+    configured = kernel.jit[grid, block, stream.numba]
+
+    def issue() -> None:
+        configured(*bound)
+
+    return CudaWork(f"launch {kernel.name}", issue, tuple(reads), tuple(writes))
+
+
+def bind_product(stream: CudaStream, out: Array, x: Array, weight: Array, rows: Array) -> CudaWork:
+    """Bind out = x @ weight.T over every row of x: what the pads hold is computed too, and rows[0] is not looked at.
+
+    Raises:
+        DeviceError: shapes do not fit, dtypes that cuBLAS does not multiply, rows that are not contiguous.
+    """
+    out = _usable(stream, "matmul(out)", out, writes=True)
+    x, weight = _usable(stream, "matmul(x)", x), _usable(stream, "matmul(weight)", weight)
+    rows = _usable(stream, "matmul(rows)", rows)
+    check_product(out, x, weight, rows)
+    matrices = _matrix("out", out), _matrix("x", x), _matrix("weight", weight)
+    if not cublas.supported(*matrices):
+        raise DeviceError(
+            f"matmul: out {out.name} {out.dtype}, x {x.name} {x.dtype}, weight {weight.name} {weight.dtype}: x and weight must "
+            "have one type of float32, float16 or bfloat16 (as uint16), and out the same or float32"
+        )
+    issue: Callable[[], object] = stream.cublas.product(*matrices) if x.nbytes and out.nbytes else _nothing
+    if stream.joined is not None and x.nbytes and out.nbytes:
+        stream.cublas.warm_up(*matrices)
+    reads = (x.allocation, weight.allocation, rows.allocation)
+    return CudaWork(f"matmul {weight.name} -> {out.name}", issue, reads, (out.allocation,))
+
+
+def bind_copy(stream: CudaStream, dst: Array, src: Array) -> CudaWork:
+    """Bind dst[...] = src.
+
+    Raises:
+        DeviceError: shape or dtype differ, an end is pageable memory, or the views have no common pitch.
+    """
+    dst, src = _usable(stream, "copy(dst)", dst, writes=True), _usable(stream, "copy(src)", src)
+    what = f"copy {src.name} -> {dst.name}"
+    check_copy(dst, src)
+    target, source, pointer = dst.rows, src.rows, stream.pointer
+    if target is None or source is None:
+        raise DeviceError(f"{what}: views {dst.shape} with strides {dst.strides} and {src.strides} are no rows of one pitch")
+
+    def issue() -> None:
+        if not copy_async(target, source, pointer):
+            raise DeviceError(f"{what}: rows of {source.width} and {target.width} bytes do not fit each other")
+
+    kind = _COPY_KINDS[isinstance(src, CudaPinnedArray), isinstance(dst, CudaPinnedArray)]
+    return CudaWork(what, issue, (src.allocation,), (dst.allocation,), (kind, dst.nbytes))
+
+
+def bind_fill(stream: CudaStream, dst: Array, value: int | float) -> CudaWork:
+    """Bind dst[...] = value. DeviceError when the value does not fit the dtype, or no memset has its width."""
+    dst = _usable(stream, "fill(dst)", dst, writes=True)
+    check_fill(dst, value)
+    target, dtype, pointer = dst.rows, dst.dtype, stream.pointer
+    if target is None or dtype.itemsize > 4:
+        raise DeviceError(f"fill {dst.name}: a view {dst.shape} of {dtype} with strides {dst.strides} cannot be filled")
+
+    def issue() -> None:
+        fill_async(target, value, dtype, pointer)
+
+    return CudaWork(f"fill {dst.name}", issue, (), (dst.allocation,))
+
+
+_COPY_KINDS: dict[tuple[bool, bool], CopyKind] = {
+    (True, False): "h2d",
+    (False, True): "d2h",
+    (False, False): "d2d",
+    (True, True): "h2h",
+}
+
+
+def _nothing() -> None:
+    """A product without elements."""
+
+
+def _matrix(role: str, array: CudaArray) -> cublas.Matrix:
+    (rows, columns), (pitch, step), size = array.shape, array.strides, array.dtype.itemsize
+    if columns > 1 and step != size:
+        raise DeviceError(f"matmul({role}): rows of `{array.name}` {array.shape} are not contiguous (strides {array.strides})")
+    return cublas.Matrix(array.pointer, rows, columns, max(pitch // size if rows > 1 else columns, columns), array.dtype)
+
+
+def _usable(stream: CudaStream, what: str, array: object, *, writes: bool = False) -> CudaArray:
+    if not isinstance(array, CudaArray):
+        raise DeviceError(f"{what}: {type(array).__name__} is no array of this device; host memory must come from device.pinned()")
+    allocation = array.allocation
+    if allocation.device is not stream.device:
+        raise DeviceError(f"{what}: `{array.name}` belongs to another device")
+    if allocation.freed:
+        raise UseAfterFree(f"{what}: `{array.name}` was freed")
+    if writes and allocation.kind == "constant":
+        raise DeviceError(f"{what}: `{array.name}` is a constant and cannot be written")
+    return array
