@@ -22,8 +22,8 @@ def tape_rows(tape, cursor, ids, logits_indices, positions, cu_num_logits, idx_m
     ids    int32 [T] by token row;  logits_indices int32 [J];  positions int32 [T];  cu_num_logits int32 [R+1]
     idx_mapping int32 [R] row -> slot;  num_requests int32 [1].
 
-    Launch: one block, threads over the rows of a record; a row is owned by one thread. A barrier stands between the rows, which need
-    the cursor, and the thread that moves it. Capture safe. Oracle: runtime.gates.tapes.rows_record.
+    Launch: one block, threads over the rows of a record; a row is owned by one thread. A barrier stands between the rows, which
+    need the cursor, and the thread that moves it. Capture safe. Oracle: runtime.gates.tapes.rows_record.
     """
     record = i32(cursor[0] % i32(tape.shape[0]))
     width = i32(tape.shape[2])

@@ -39,8 +39,9 @@ def toy_store(cache, input_ids, slot_mapping, num_tokens):
 
 @kernel(writes=("row_argmax",))
 def toy_argmax(row_argmax, cache, block_tables, input_ids, positions, token_slot, logits_indices, block_size, memory, num_rows):
-    """row_argmax[j] = the token after row logits_indices[j], which sees positions 0..positions[row] of its slot; 0, which is never a
-    true token, where the slot has no block for one of them.
+    """row_argmax[j] = the token after row logits_indices[j], which sees positions 0..positions[row] of its slot.
+
+    Where the slot has no block for one of these positions it is 0, which is never a true token.
 
     Threads over logits rows; a row is owned by one thread. Oracle: runtime.gates.toy.next_token.
     """

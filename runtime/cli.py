@@ -1,7 +1,7 @@
-"""The command line: `draftgraph run | info | bench CONFIG`.
+"""The command line: `draftgraph run | info | bench CONFIG` and `draftgraph gates`.
 
-stdout carries answers or one JSON object; log lines, progress and statistics go to stderr. Exit codes: 0 done, 2 a
-mistake of the user (the message says which), 130 interrupted (what was produced is shown), 141 stdout was closed.
+stdout carries answers or one JSON object; log lines, progress and statistics go to stderr. Exit codes: 0 done, 1 a gate is not
+SATISFIED, 2 a mistake of the user (the message says which), 130 interrupted (what was produced is shown), 141 stdout was closed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from runtime.text_printer import TextPrinter
 if TYPE_CHECKING:
     from runtime.engine import Engine
 
-USER_ERROR, INTERRUPTED, CLOSED_PIPE = 2, 130, 141
+OPEN_GATE, USER_ERROR, INTERRUPTED, CLOSED_PIPE = 1, 2, 130, 141
 
 app = typer.Typer(
     name="draftgraph",
@@ -142,6 +142,41 @@ def bench(
             print(render_bench(result), flush=True)
             if json_file:
                 _write(Path(json_file), text)
+
+
+@app.command()
+def gates(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[G1 G2]", help="Which gates; default: all of them.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="The whole matrix instead of a sample of it: many minutes.")] = False,
+    case: Annotated[
+        list[str] | None, typer.Option("--case", metavar="CASE", help="One case, as a report writes it; may be repeated.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Prints one JSON object instead of a table.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Proves the runtime on a CPU with a toy model: routing, token identity, and drafts compared by id. Exit code 1 when a gate is
+    not SATISFIED."""
+    with _exits():
+        start_logging(quiet=True)
+        from graphs.cpu_executor import CpuExecutor
+        from runtime.gates.case import Case
+        from runtime.gates.gates import GATES, run_gate
+        from runtime.gates.table import render_reports
+        from runtime.gates.verdict import Verdict
+
+        chosen = [name.upper() for name in names or GATES]
+        if unknown := [name for name in chosen if name not in GATES]:
+            raise ConfigError(f"gate = {unknown[0]}: must be one of {', '.join(GATES)}")
+        cases = [Case.parse(text) for text in case] if case else None
+        bars, executor, reports = silent_bar if quiet else progress_bar, CpuExecutor(), []
+        for name in chosen:
+            with bars(name, "cases") as advance:
+                reports.append(run_gate(name, executor, cases=cases, everything=full, progress=advance))
+        satisfied = all(report.verdict is Verdict.SATISFIED for report in reports)
+        values = {"satisfied": satisfied, "gates": [report.as_dict() for report in reports]}
+        print(json.dumps(values, indent=2) if as_json else render_reports(reports), flush=True)
+    if not satisfied:
+        raise typer.Exit(OPEN_GATE)
 
 
 def main() -> None:

@@ -30,8 +30,8 @@ class ExecutionArm:
         return self.steps_in_flight - 1
 
     def __str__(self) -> str:
-        name = f"asynchronous, {self.steps_in_flight} steps in flight" if self.asynchronous else "synchronous, a wait after each step"
-        return f"{name} ({self.reason})"
+        ahead = f"asynchronous, {self.steps_in_flight} steps in flight"
+        return f"{ahead if self.asynchronous else 'synchronous, a wait after each step'} ({self.reason})"
 
 
 def resolve_arm(config: RunnerConfig) -> ExecutionArm:

@@ -1,4 +1,4 @@
-"""PathCounters: which way the steps of an engine went. They prove that two arms of a comparison differ, and what fell out of a graph."""
+"""PathCounters: which way the steps of an engine went; evidence that two arms of a comparison differ."""
 
 from __future__ import annotations
 

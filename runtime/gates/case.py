@@ -1,0 +1,178 @@
+"""Case: one point of the regression matrix, as a line of text that reproduces it, and what it means for an engine and its requests."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, fields
+from typing import Any
+
+from kernels.toy import ACCEPT, NO_DRAFT, REJECT
+from runtime.errors import ConfigError
+from runtime.gates.toy import continuation, text_of
+from runtime.gates.toy_engine import ToyOptions
+from runtime.sampling import SamplingParams
+
+BLOCK_SIZE = 4
+SCRIPT_LENGTH = 61
+STEP_LIMIT = 4000
+
+AXES: dict[str, tuple[Any, ...]] = {
+    "speculator": ("none", "ngram", "scripted"),
+    "k": (0, 1, 3, 5, 7),
+    "batch": (1, 3, 4, 8),
+    "prompt": ("1", "k", "k+1", "chunk+k+1", "max_len-k-1", "max_len-1", "mixed"),
+    "accept": ("none", "all", "alternating", "random", "ragged"),
+    "stop": ("none", "max_tokens", "eos", "string"),
+    "event": ("none", "reuse", "preempt", "skip", "cancel"),
+    "steps_in_flight": (1, 2, 3),
+    "mode": ("graph", "eager"),
+    "policy": ("discrete", "integrated"),
+    "schedule": ("eager", "lazy", "random"),
+}
+"""Every axis with its values (HAZARDS 2.4). steps_in_flight = 1 is runner.async = false."""
+
+PROMPTS = AXES["prompt"][:-1]
+
+
+@dataclass(frozen=True)
+class RequestPlan:
+    """One request of a case. cancel_at: step of the loop before which it is cancelled; None = never."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    cancel_at: int | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """One value of each axis, and the seed of everything that is drawn."""
+
+    speculator: str = "scripted"
+    k: int = 3
+    batch: int = 4
+    prompt: str = "mixed"
+    accept: str = "random"
+    stop: str = "none"
+    event: str = "none"
+    steps_in_flight: int = 2
+    mode: str = "graph"
+    policy: str = "discrete"
+    schedule: str = "lazy"
+    seed: int = 0
+
+    def __str__(self) -> str:
+        return " ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """The case that `str(case)` stands for; what is not named has its default.
+
+        Raises:
+            ConfigError: an unknown axis or value.
+        """
+        values: dict[str, Any] = {}
+        for part in text.split():
+            name, _, value = part.partition("=")
+            known = {str(known): known for known in AXES.get(name, ())}
+            if name == "seed" and value.isdecimal():
+                values[name] = int(value)
+            elif value in known:
+                values[name] = known[value]
+            else:
+                allowed = ", ".join(known) if known else f"axes are {', '.join(AXES)} and seed"
+                raise ConfigError(f"case: {part}: must be one of {allowed}")
+        case = cls(**values)
+        if not case.is_possible:
+            raise ConfigError(f"case: speculator = {case.speculator} with k = {case.k}: none has k = 0, the others have k > 0")
+        return case
+
+    @property
+    def is_possible(self) -> bool:
+        return (self.speculator == "none") == (self.k == 0)
+
+    @property
+    def memory(self) -> bool:
+        """Prompt lookup needs a text that repeats itself, which is one that the cache has no say in: every other seed."""
+        return self.speculator != "ngram" or self.seed % 2 == 1
+
+    @property
+    def chunk(self) -> int:
+        """max_num_batched_tokens: room for every row, or for some of them only, so that the others skip steps."""
+        rows = self.batch if self.event != "skip" else max(1, self.batch // 2)
+        return max(rows * (1 + self.k), 1 + self.k if self.event == "skip" else 16)
+
+    @property
+    def max_len(self) -> int:
+        return self.chunk + 2 * (self.k + 1) + 20
+
+    def options(self, *, tape_steps: int = 0) -> ToyOptions:
+        blocks_per_slot = -(-self.max_len // BLOCK_SIZE)
+        # Room for one and a half sequences of full length: two that grow must fight.
+        blocks = blocks_per_slot * 3 // 2 if self.event == "preempt" else blocks_per_slot * self.batch
+        return ToyOptions(
+            num_slots=self.batch,
+            k=self.k,
+            max_model_len=self.max_len,
+            max_num_batched_tokens=self.chunk,
+            num_blocks=blocks,
+            block_size=BLOCK_SIZE,
+            policy=self.policy,
+            steps_in_flight=self.steps_in_flight,
+            graph_mode="graph" if self.mode == "graph" else "eager",
+            schedule=self.schedule,  # type: ignore[arg-type]
+            seed=self.seed,
+            poison=self.seed % 3 != 2,
+            speculator=self.speculator,  # type: ignore[arg-type]
+            script=self.script(),
+            memory=self.memory,
+            tape_steps=tape_steps,
+        )
+
+    def script(self) -> tuple[tuple[int, ...], ...]:
+        """[batch][SCRIPT_LENGTH] verdicts by slot and position."""
+        draw = random.Random(f"script {self.seed}")
+        choices = {"none": (REJECT,), "all": (ACCEPT,), "random": (ACCEPT, ACCEPT, REJECT)}
+        rows = []
+        for slot in range(self.batch):
+            if self.accept == "alternating":
+                rows.append(tuple((REJECT, ACCEPT)[(position + slot) % 2] for position in range(SCRIPT_LENGTH)))
+            else:
+                verdicts = choices.get(self.accept, (ACCEPT, ACCEPT, REJECT, NO_DRAFT))
+                rows.append(tuple(draw.choice(verdicts) for _ in range(SCRIPT_LENGTH)))
+        return tuple(rows)
+
+    def requests(self) -> list[RequestPlan]:
+        """What is asked of the engine, in order of arrival: more requests than slots where slots are to change hands."""
+        draw = random.Random(f"requests {self.seed}")
+        count = 2 * self.batch + 1 if self.event in ("reuse", "cancel") else self.batch + 1
+        plans = []
+        for index in range(count):
+            kind = PROMPTS[(index + self.seed) % len(PROMPTS)] if self.prompt == "mixed" else self.prompt
+            prompt = tuple(draw.randint(1, 31) for _ in range(self._prompt_len(kind)))
+            cancel_at = 2 + draw.randrange(8) if self.event == "cancel" and index % 3 != 1 else None
+            plans.append(RequestPlan(prompt, self._params(prompt, index), cancel_at))
+        return plans
+
+    def _prompt_len(self, kind: str) -> int:
+        longest = self.options().effective_max_model_len
+        length = {
+            "1": 1,
+            "k": self.k,
+            "k+1": self.k + 1,
+            "chunk+k+1": self.chunk + self.k + 1,
+            "max_len-k-1": longest - self.k - 1,
+            "max_len-1": longest - 1,
+        }[kind]
+        return min(max(1, length), longest - 1)
+
+    def _params(self, prompt: tuple[int, ...], index: int) -> SamplingParams:
+        """Limits that fall inside a verified block: behind the first token and one whole block, in the middle of the next."""
+        inside = 2 + self.k + 1 + (self.k + index) // 2
+        if self.stop == "max_tokens":
+            return SamplingParams(max_tokens=inside)
+        output = continuation(prompt, len(prompt) + inside + 2, self.memory)[len(prompt) :]
+        if self.stop == "eos":
+            return SamplingParams(max_tokens=400, stop_token_ids=(output[inside - 1],))
+        if self.stop == "string":
+            return SamplingParams(max_tokens=400, stop=(text_of(output[inside - 1 : inside + 1]),))
+        return SamplingParams(max_tokens=400)

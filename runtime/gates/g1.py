@@ -1,0 +1,134 @@
+"""Gate G1: routing and token identity over the regression matrix, and the number of tokens that each row must emit."""
+
+from __future__ import annotations
+
+from graphs.key import Family, GraphKey
+from kernels.toy import NO_DRAFT
+from runtime.gates.case_run import CaseRun, model_of
+from runtime.gates.device_model import ExpectedRow
+from runtime.gates.toy import sequential_decode
+from runtime.gates.verdict import Ledger
+
+TITLE = "routing and token identity"
+AXES = (
+    "token identity",
+    "emitted counts",
+    "first decode drafts",
+    "graph family",
+    "one proposal a step",
+    "no synchronisation",
+    "the arms differ",
+    "races",
+    "nothing leaks",
+)
+MUST_COVER = (
+    "preemptions",
+    "frames dropped",
+    "slots given again",
+    "padded rows",
+    "rows that skipped a step",
+    "drafts accepted",
+    "drafts rejected",
+    "drafts missing",
+    "blocks cut by an end",
+    "ended: stop",
+    "ended: length",
+    "ended: cancelled",
+)
+"""Paths that a whole matrix must have taken: a gate is not green because nothing happened."""
+
+
+def check_g1(run: CaseRun, ledger: Ledger) -> None:
+    """Check one case; adds what its rows went through to `run.coverage`."""
+    _check_tokens(run, ledger)
+    _check_steps(run, ledger)
+    _check_arm(run, ledger)
+    ledger.check("races", not run.races, run.case, f"{len(run.races)} races, the first: {next(iter(run.races), '')}")
+    ledger.check("nothing leaks", not run.leaks, run.case, f"still held at the end: {run.leaks}")
+
+
+def _check_tokens(run: CaseRun, ledger: Ledger) -> None:
+    """Every request as the sequential oracle has it; a cancelled one as far as it got."""
+    for plan, generation, streamed in zip(run.requests, run.generations, run.streamed, strict=True):
+        output = generation.output
+        assert output is not None
+        got, name = list(output.token_ids), generation.request.request_id
+        expected, reason = sequential_decode(plan.prompt, plan.params, run.options.effective_max_model_len, run.options.memory)
+        if output.finish_reason == "cancelled":
+            expected, reason = expected[: len(got)], "cancelled"
+        same = (got, output.finish_reason) == (expected, reason) and streamed == got
+        text = f"{name}: {got} ({output.finish_reason}), streamed {streamed}; the oracle: {expected} ({reason})"
+        ledger.check("token identity", same, run.case, text)
+
+
+def _check_steps(run: CaseRun, ledger: Ledger) -> None:
+    model = model_of(run)
+    decoded: set[int] = set()  # epochs that have had a decode row
+    for step in run.steps:
+        plan, result = step.plan, step.result
+        prefilling = model.prefilling(plan)
+        waiting = {name for name, decodes in model.running().items() if decodes} - {row.request_id for row in plan.rows}
+        expected = model.run(plan)
+        _check_route(run, ledger, plan.step, step.launched, len(plan.rows), prefilling)
+        _check_waits(run, ledger, plan.step, step.launch_counters, step.collect_counters)
+        assert result is not None
+        run.coverage["rows that skipped a step"] += len(waiting) if run.case.event == "skip" else 0
+        for index, (row, wanted) in enumerate(zip(plan.rows, expected, strict=True)):
+            got = (result.tokens(index), int(result.num_drafts[index]), int(result.finished[index]))
+            want = (list(wanted.tokens), wanted.num_drafts, wanted.finished)
+            text = f"step {plan.step}, {row.request_id}: tokens, drafts, finished = {got}; computed: {want}"
+            ledger.check("emitted counts", got == want, run.case, text)
+            _cover(run, wanted)
+            if not row.is_prefilling and row.epoch not in decoded:
+                decoded.add(row.epoch)
+                if _always_drafts(run) and wanted.finished == 0:
+                    text = f"step {plan.step}, {row.request_id}: first decode row carries {got[1]} drafts of {run.case.k}"
+                    ledger.check("first decode drafts", got[1] == run.case.k, run.case, text)
+
+
+def _always_drafts(run: CaseRun) -> bool:
+    return run.case.speculator == "scripted" and all(NO_DRAFT not in row for row in run.options.script)
+
+
+def _check_route(
+    run: CaseRun, ledger: Ledger, step: int, launched: dict[GraphKey, int], num_rows: int, prefilling: bool
+) -> None:
+    """Which graphs a step took, from the state of its rows as the model has it and not as the plan says."""
+    query_len = 1 + run.case.k
+    family = Family.MIXED if prefilling else Family.VERIFY if run.case.k else Family.DECODE
+    targets = [key for key in launched if key.family is not Family.PROPOSE]
+    proposals = sum(count for key, count in launched.items() if key.family is Family.PROPOSE)
+    fits = len(targets) == 1 and targets[0].family is family and launched[targets[0]] == 1
+    fits = fits and targets[0].num_requests >= num_rows and targets[0].query_len == (0 if prefilling else query_len)
+    names = ", ".join(map(str, launched))
+    ledger.check("graph family", fits, run.case, f"step {step} of {num_rows} rows launched {names}; its family is {family.value}")
+    wanted = 1 if run.case.k else 0
+    text = f"step {step} launched {proposals} propose graphs; {wanted} is right"
+    ledger.check("one proposal a step", proposals == wanted, run.case, text)
+
+
+def _check_waits(run: CaseRun, ledger: Ledger, step: int, launch: object, collect: object) -> None:
+    """A launch waits for nothing; a collection for one event, and for no stream."""
+    names = ("stream_synchronizes", "device_synchronizes", "transfers", "event_synchronizes")
+    waits = [tuple(getattr(counters, name) for name in names) for counters in (launch, collect)]
+    text = f"step {step}: waits (streams, device, transfers, events) = {waits[0]} at launch, {waits[1]} at collection"
+    ledger.check("no synchronisation", waits == [(0, 0, 0, 0), (0, 0, 0, 1)], run.case, text)
+
+
+def _check_arm(run: CaseRun, ledger: Ledger) -> None:
+    """Synchronous: every outcome at once. Asynchronous: late, but for the ends of the work."""
+    late, at_once = run.paths.collected_late, run.paths.collected_at_once
+    asynchronous = run.case.steps_in_flight > 1
+    differ = late > 0 if asynchronous and len(run.steps) > run.case.steps_in_flight else late == 0 or asynchronous
+    differ = differ and late + at_once == len(run.steps)
+    text = f"{late} outcomes collected late and {at_once} at once, steps_in_flight = {run.case.steps_in_flight}"
+    ledger.check("the arms differ", differ, run.case, text)
+
+
+def _cover(run: CaseRun, row: ExpectedRow) -> None:
+    accepted = max(0, len(row.tokens) - 1)
+    run.coverage["drafts accepted"] += accepted
+    if row.tokens and len(row.fed) > 1:
+        run.coverage["drafts missing"] += len(row.fed) - 1 - row.num_drafts
+        cut = row.finished and accepted < row.num_drafts and row.fed[1 + accepted] >= 0
+        run.coverage["blocks cut by an end" if cut else "drafts rejected"] += max(0, row.num_drafts - accepted)

@@ -1,0 +1,94 @@
+"""Gate G2: the ids that reach the verify are the ids that the proposer produced, compared by id, through the whole engine.
+
+Acceptance and text cannot say so: verification is lossless, so a wrong draft costs acceptance and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime.gates.case_run import CaseRun, model_of
+from runtime.gates.tapes import TapeRow
+from runtime.gates.verdict import Ledger
+from runtime.plan import ScheduledRow
+
+TITLE = "ids that are verified are ids that were drafted"
+AXES = ("a record a step", "fed = drafted", "compared = fed", "committed id", "fed = computed")
+
+
+@dataclass(frozen=True)
+class _Proposal:
+    """What a slot's drafts are at present; step None: the admission emptied them."""
+
+    step: int | None
+    position: int | None
+    ids: tuple[int, ...]
+
+
+def check_g2(run: CaseRun, ledger: Ledger) -> None:
+    """Check one case that was run with tapes."""
+    assert run.tapes is not None
+    tapes, steps = run.tapes, len(run.steps)
+    counts = {name: len(getattr(tapes, name)) for name in ("drafted", "fed", "compared")}
+    text = f"{steps} steps, records on the tapes: {counts}"
+    complete = set(counts.values()) == {steps}
+    ledger.check("a record a step", complete, run.case, text)
+    if not complete:
+        return
+    model = model_of(run)
+    proposals: dict[int, _Proposal] = {}
+    for number, step in enumerate(run.steps):
+        for admission in step.plan.admissions:
+            proposals[admission.slot] = _Proposal(None, None, (-1,) * run.case.k)
+        expected = model.run(step.plan)
+        for index, row in enumerate(step.plan.rows):
+            fed, compared = tapes.fed[number][index], tapes.compared[number][index]
+            where = _Where(run, ledger, number, row, fed)
+            if not row.is_prefilling:
+                where.check_drafts(proposals[row.slot])
+            where.check_compared(compared)
+            wanted = expected[index]
+            where.check_committed(wanted.position, wanted.fed[0])
+            where.check("fed = computed", "input_token_ids", fed.position, fed.ids == wanted.fed, fed.ids, "computed", wanted.fed)
+        for drafted in tapes.drafted[number]:
+            proposals[drafted.slot] = _Proposal(number, drafted.position, drafted.ids)
+
+
+class _Where:
+    """The checks of one row, which say step, request and position."""
+
+    def __init__(self, run: CaseRun, ledger: Ledger, step: int, row: ScheduledRow, fed: TapeRow) -> None:
+        self.run, self.ledger, self.step, self.row, self.fed = run, ledger, step, row, fed
+
+    def check(self, axis: str, buffer: str, position: int, holds: bool, got: object, source: str, wanted: object) -> None:
+        request = f"{self.row.request_id} (slot {self.row.slot})"
+        text = f"{buffer}, step {self.step}, {request}, position {position}: {got}, {source}: {wanted}"
+        self.ledger.check(axis, holds, self.run.case, text)
+
+    def check_drafts(self, proposal: _Proposal) -> None:
+        """Each draft that was fed is the one that the proposer last produced for this slot and position, -1 included."""
+        drafts, first = self.fed.ids[1:], self.fed.position + 1
+        came = "emptied at admission" if proposal.step is None else f"proposed in step {proposal.step}"
+        whole = len(drafts) == len(proposal.ids) and proposal.position in (None, first)
+        if not whole:
+            source = f"{came} from position {proposal.position}"
+            self.check("fed = drafted", "input_token_ids", first, False, f"fed {drafts}", source, proposal.ids)
+            return
+        for offset, (fed, drafted) in enumerate(zip(drafts, proposal.ids, strict=True)):
+            self.check("fed = drafted", "input_token_ids", first + offset, fed == drafted, f"fed {fed}", came, drafted)
+
+    def check_compared(self, compared: TapeRow) -> None:
+        """The accept walk compares what the forward was fed (draft_sampled, HAZARDS 17)."""
+        same = (compared.slot, compared.position, compared.ids) == (self.fed.slot, self.fed.position, self.fed.ids)
+        if same:
+            self.check("compared = fed", "draft_sampled", self.fed.position, True, None, "", None)
+            return
+        at = next((i for i, pair in enumerate(zip(compared.ids, self.fed.ids, strict=False)) if pair[0] != pair[1]), 0)
+        got = f"compared {compared.ids}"
+        self.check("compared = fed", "draft_sampled", self.fed.position + at, False, got, "fed", self.fed.ids)
+
+    def check_committed(self, position: int, token: int) -> None:
+        """The row begins where the request's text ends, with its last token."""
+        holds = self.fed.position == position and self.fed.ids[:1] == (token,)
+        got = f"fed {self.fed.ids[:1]} at {self.fed.position}"
+        self.check("committed id", "input_token_ids", position, holds, got, "the oracle", token)

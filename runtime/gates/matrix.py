@@ -1,0 +1,76 @@
+"""Which cases of the regression matrix a gate runs: every pair of values of any two axes, or nearly everything."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from runtime.gates.case import AXES, Case
+
+Pair = tuple[str, Any, str, Any]
+DRAWN_WHEN_FULL = ("prompt", "schedule", "steps_in_flight")
+"""Axes that the full matrix draws by seed for each combination of all the others."""
+
+
+def pairwise(seed: int = 0, *, candidates: int = 40) -> list[Case]:
+    """Cases that together hold every possible pair of values of any two axes; greedy, the same for the same seed.
+
+    Method: AETG (Cohen et al., 1997): each case is the best of some drawn around a pair that is still missing.
+    """
+    draw = random.Random(seed)
+    missing = {
+        pair
+        for (left, lefts), (right, rights) in itertools.combinations(AXES.items(), 2)
+        for pair in ((left, a, right, b) for a in lefts for b in rights)
+        if _possible({pair[0]: pair[1], pair[2]: pair[3]})
+    }
+    cases: list[Case] = []
+    while missing:
+        wanted = min(missing, key=repr)
+        drawn = [_case_with(wanted, draw, len(cases)) for _ in range(candidates)]
+        best = max(drawn, key=lambda case: len(missing.intersection(pairs_of(case))))
+        missing.difference_update(pairs_of(best))
+        cases.append(best)
+    return cases
+
+
+def pairs_of(case: Case) -> list[Pair]:
+    """The pairs of values that a case holds."""
+    return [(left, getattr(case, left), right, getattr(case, right)) for left, right in itertools.combinations(AXES, 2)]
+
+
+def sampled(count: int, seed: int = 1) -> list[Case]:
+    """`count` cases drawn from the whole matrix."""
+    draw = random.Random(seed)
+    return [_completed({}, draw, 1000 + number) for number in range(count)]
+
+
+def full() -> Iterator[Case]:
+    """Every combination of speculator, k, batch, accept, stop, event, mode and policy, the other axes and the seed drawn for each."""
+    names = [name for name in AXES if name not in DRAWN_WHEN_FULL]
+    for number, values in enumerate(itertools.product(*(AXES[name] for name in names))):
+        chosen = dict(zip(names, values, strict=True))
+        # Only a scripted speculator follows a script: the other values of the axis would repeat the same case.
+        if _possible(chosen) and (chosen["speculator"] == "scripted" or chosen["accept"] == AXES["accept"][0]):
+            yield _completed(chosen, random.Random(f"full {number}"), number)
+
+
+def _case_with(pair: Pair, draw: random.Random, seed: int) -> Case:
+    left, a, right, b = pair
+    return _completed({left: a, right: b}, draw, seed)
+
+
+def _completed(chosen: dict[str, Any], draw: random.Random, seed: int) -> Case:
+    """A possible case with these values, the rest drawn."""
+    while True:
+        case = Case(**{name: chosen.get(name, draw.choice(values)) for name, values in AXES.items()}, seed=seed)
+        if case.is_possible:
+            return case
+
+
+def _possible(chosen: dict[str, Any]) -> bool:
+    if "speculator" in chosen and "k" in chosen:
+        return Case(speculator=chosen["speculator"], k=chosen["k"]).is_possible
+    return True
