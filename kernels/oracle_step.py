@@ -276,3 +276,12 @@ def draft_inputs(
         cache_cell(table, int(p) + 1, block_size, max_model_len) for p, table in zip(target_positions, block_tables, strict=False)
     ]
     return positions, slot_mapping, lengths
+
+
+def publish(outcome: Ints, sampled: Ints, num_sampled: Ints, num_drafts: Ints, finished: Ints, idx_mapping: Ints) -> Ints:
+    """outcome [1, N, 3 + W] with a row for each live row: num_sampled, num_drafts, finished of its slot, sampled."""
+    outcome = outcome.copy()
+    for row, slot in enumerate(idx_mapping):
+        ended = finished[slot] if 0 <= slot < len(finished) else 0
+        outcome[0, row] = [num_sampled[row], num_drafts[row], ended, *sampled[row]]
+    return outcome

@@ -1,0 +1,99 @@
+"""Apply mutations one by one and say of each whether the test that it names went red, and for its own reason."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from tests.mutants.mutation import Mutation
+from tests.mutants.tree import Run, Tree
+
+RED, SURVIVED, OTHER, BROKEN = "red", "SURVIVED", "RED FOR ANOTHER REASON", "BROKEN"
+Report = Callable[["Verdict"], None]
+
+
+class NotGreenError(RuntimeError):
+    """A test that mutations name fails, or is not there, without any mutation: it can show nothing."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Attributes:
+    seconds: of the trial, compilation included.
+    detail: why it is not red, empty otherwise.
+    """
+
+    mutation: Mutation
+    outcome: str
+    seconds: float
+    detail: str = ""
+
+    @property
+    def killed(self) -> bool:
+        return self.outcome == RED
+
+    def __str__(self) -> str:
+        line = f"{self.mutation.name}: {self.outcome} in {self.seconds:.1f} s by {self.mutation.test}"
+        return f"{line}\n{self.detail}" if self.detail else line
+
+
+def run_all(mutations: Sequence[Mutation], *, workers: int = 2, report: Report = lambda verdict: None) -> list[Verdict]:
+    """One verdict for each mutation, in their order.
+
+    Raises:
+        SourceMovedError: a mutation does not fit its source; before anything runs.
+        NotGreenError: a named test is not green without a mutation.
+    """
+    workers = max(1, min(workers, len(mutations)))
+    with tempfile.TemporaryDirectory(prefix="draftgraph-mutants-") as folder:
+        trees = [_tree(Path(folder), worker) for worker in range(workers)]
+        mutated = {mutation.name: mutation.apply(trees[0].path) for mutation in mutations}
+        queue: SimpleQueue[Mutation] = SimpleQueue()
+        # Those that compile take longest: they go first, so that no worker ends long after the others.
+        for mutation in sorted(mutations, key=lambda mutation: not mutation.recompiles):
+            queue.put(mutation)
+        verdicts: dict[str, Verdict] = {}
+
+        def work(tree: Tree) -> None:
+            while True:
+                try:
+                    mutation = queue.get_nowait()
+                except Empty:
+                    return
+                verdict = judge(mutation, tree.run_mutated(mutated[mutation.name], mutation.test))
+                verdicts[mutation.name] = verdict
+                report(verdict)
+
+        tests = sorted({mutation.test for mutation in mutations})
+        with ThreadPoolExecutor(workers) as pool:
+            # Every tree compiles the kernels that its mutants are linked to, so every tree runs all tests once.
+            for run in pool.map(lambda tree: tree.run(tests, first_failure=False), trees):
+                if run.exit_code:
+                    raise NotGreenError(f"without any mutation:\n{run.output}")
+            list(pool.map(work, trees))
+    return [verdicts[mutation.name] for mutation in mutations]
+
+
+def _tree(folder: Path, worker: int) -> Tree:
+    path = folder / str(worker)
+    path.mkdir()
+    return Tree(path)
+
+
+def judge(mutation: Mutation, run: Run) -> Verdict:
+    """RED needs a failed test (exit code 1, not a collection that failed) whose output holds what the mutation expects."""
+    if run.exit_code == 0:
+        return Verdict(mutation, SURVIVED, run.seconds, f"  {mutation.text}")
+    failed = run.exit_code == 1 and re.search(r"^FAILED ", run.output, re.MULTILINE)
+    if not failed:
+        return Verdict(mutation, BROKEN, run.seconds, run.output)
+    # What pytest marks with E is the error itself, not the source around it, which may hold the words by chance.
+    errors = "\n".join(line for line in run.output.splitlines() if line.startswith("E "))
+    if not re.search(mutation.expects, errors):
+        return Verdict(mutation, OTHER, run.seconds, f"expected /{mutation.expects}/ in\n{run.output}")
+    return Verdict(mutation, RED, run.seconds)
