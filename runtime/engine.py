@@ -33,7 +33,10 @@ class Outcome(Protocol):
 class StepRunner(Protocol):
     """What turns plans into device work. Launching never waits."""
 
-    paths: PathCounters
+    @property
+    def paths(self) -> PathCounters:
+        """Which way the steps went; the engine counts collections in it."""
+        ...
 
     def launch(self, plan: StepPlan) -> Outcome: ...
 

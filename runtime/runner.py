@@ -164,10 +164,8 @@ class Runner:
     def _record_step(self, launch: Launcher, key: GraphKey) -> None:
         sizes = self.sizes
         rows = key.num_requests
-        if self._tapes is not None:
-            launch = TapedLauncher(launch, self._tapes, key, self._step)
         record_step(
-            launch,
+            self._instrumented(launch, key),
             key,
             self._target,
             self._state,
@@ -176,6 +174,10 @@ class Runner:
             max_model_len=sizes.max_model_len,
             num_logits=rows * (key.query_len or self.query_len),
         )
+
+    def _instrumented(self, launch: Launcher, key: GraphKey) -> Launcher:
+        """Where the launches of a step go: straight on, or past the tapes first."""
+        return launch if self._tapes is None else TapedLauncher(launch, self._tapes, key, self._step)
 
     def _record_propose(self, launch: Launcher, key: GraphKey) -> None:
         assert self._proposer is not None

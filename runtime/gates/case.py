@@ -1,4 +1,4 @@
-"""Case: one point of the regression matrix, as a line of text that reproduces it, and what it means for an engine and its requests."""
+"""Case: one point of the regression matrix. Its text reproduces it; from it come the options of an engine and its requests."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Emission:
 
 def emission_cases() -> list[Case]:
     """Every k, every script, both arms, both policies in turn."""
-    cases = []
+    cases: list[Case] = []
     for k in (1, 3, 5, 7):
         for accept in ("none", "all", "alternating", "random", "ragged"):
             for ahead in (1, 2):
@@ -79,7 +79,8 @@ def measure_emission(case: Case, executor: Executor, runner_type: type[Runner] =
         script=case.script(),
     )
     toy = open_toy(options, executor, runner_type)
-    recording = toy.engine.runner = RecordingRunner(toy.runner)
+    recording = RecordingRunner(toy.runner)
+    toy.engine.runner = recording
     try:
         for length in PROMPT_LENS:
             toy.engine.submit(list(range(1, length + 1)), SamplingParams(max_tokens=max_len))

@@ -48,7 +48,7 @@ def sampled(count: int, seed: int = 1) -> list[Case]:
 
 
 def full() -> Iterator[Case]:
-    """Every combination of speculator, k, batch, accept, stop, event, mode and policy, the other axes and the seed drawn for each."""
+    """Every combination of speculator, k, batch, accept, stop, event, mode and policy; the other axes are drawn for each."""
     names = [name for name in AXES if name not in DRAWN_WHEN_FULL]
     for number, values in enumerate(itertools.product(*(AXES[name] for name in names))):
         chosen = dict(zip(names, values, strict=True))
