@@ -20,6 +20,20 @@ def reference_logits(
     config: Mapping[str, Any], tensors: Mapping[str, Array], token_ids: Sequence[int], dtype: type = np.float64
 ) -> Array:
     """Logits of every position of one sequence: [len(token_ids), vocab_size], computed in `dtype` throughout."""
+    return logits_of(config, tensors, reference_residuals(config, tensors, token_ids, dtype)[-1])
+
+
+def logits_of(config: Mapping[str, Any], tensors: Mapping[str, Array], residual: Array) -> Array:
+    """Final norm and head over the residual stream behind the last block."""
+    head = tensors["model.embed_tokens.weight" if config.get("tie_word_embeddings") else "lm_head.weight"]
+    normed = rms_norm(residual, tensors["model.norm.weight"].astype(residual.dtype, copy=False), config["rms_norm_eps"])
+    return normed @ head.astype(residual.dtype, copy=False).T
+
+
+def reference_residuals(
+    config: Mapping[str, Any], tensors: Mapping[str, Array], token_ids: Sequence[int], dtype: type = np.float64
+) -> list[Array]:
+    """The residual stream [len(token_ids), hidden_size] behind each block, both of its additions done."""
 
     def weight(name: str) -> Array:
         return tensors[name].astype(dtype, copy=False)
@@ -27,8 +41,8 @@ def reference_logits(
     eps = config["rms_norm_eps"]
     angles, scale = rotation(config, len(token_ids))
     cos, sin = (np.cos(angles) * scale).astype(dtype), (np.sin(angles) * scale).astype(dtype)
-    embedding = tensors["model.embed_tokens.weight"]
-    x = embedding[np.asarray(token_ids)].astype(dtype)
+    x = tensors["model.embed_tokens.weight"][np.asarray(token_ids)].astype(dtype)
+    residuals = []
     for index in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{index}."
         h = rms_norm(x, weight(prefix + "input_layernorm.weight"), eps)
@@ -42,8 +56,8 @@ def reference_logits(
         gate = h @ weight(prefix + "mlp.gate_proj.weight").T
         up = h @ weight(prefix + "mlp.up_proj.weight").T
         x = x + (gate / (1 + np.exp(-gate)) * up) @ weight(prefix + "mlp.down_proj.weight").T
-    head = embedding if config.get("tie_word_embeddings") else tensors["lm_head.weight"]
-    return rms_norm(x, weight("model.norm.weight"), eps) @ head.astype(dtype, copy=False).T
+        residuals.append(x)
+    return residuals
 
 
 def greedy(config: Mapping[str, Any], tensors: Mapping[str, Array], prompt: Sequence[int], count: int) -> list[int]:
