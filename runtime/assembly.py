@@ -64,8 +64,10 @@ def assemble(
         to_come = sum(values.nbytes for values in destinations(spec, weights).values()) if kind == "cuda" else 0
         free = int((device.free_bytes() - to_come) * KV_SHARES[kind])
         blocks = BlockAllocator(_num_blocks(config, spec, sizes, free), sizes.block_size)
-        # A pool smaller than the longest sequence is the limit then, on the device as in the scheduler.
-        sizes = replace(sizes, max_model_len=min(sizes.max_model_len, blocks.num_positions))
+        # A pool smaller than the longest sequence is the limit then, on the device as in the scheduler, which is told the
+        # length that was asked for as well: a request that the pool ends needs more blocks, not a larger max_model_len.
+        asked_model_len = sizes.max_model_len
+        sizes = replace(sizes, max_model_len=min(asked_model_len, blocks.num_positions))
         model = upload_model(
             device,
             spec,
@@ -93,7 +95,7 @@ def assemble(
         raise
     limits = SchedulerLimits(
         max_num_seqs=sizes.max_num_seqs,
-        max_model_len=sizes.max_model_len,
+        max_model_len=asked_model_len,
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         num_speculative_tokens=sizes.num_speculative_tokens,
     )

@@ -1,0 +1,344 @@
+"""Engine on tiny checkpoints: stops inside a block, cancels, slots that change hands, preemptions, both arms of `runner.async`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runtime.engine import Engine
+from runtime.errors import CapacityError, PromptError
+from runtime.report import RequestOutput
+from runtime.runner import Runner
+from runtime.sampling import SamplingParams
+from tests.tiny_checkpoint import TinyShape
+from tests.tiny_engine import EOS, LOOPING, Arrival, Reference, check_idle, check_outputs, drive, open_tiny, tiny_reference
+
+PROMPTS = [[7, 9, 11, 7, 9], [5], [20, 21, 22, 23, 8, 6, 4, 20, 21], [12, 13, 12, 13, 12, 13, 12]]
+LONG = SamplingParams(max_tokens=40, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return tiny_reference(tmp_path_factory.mktemp("looping"), LOOPING)
+
+
+@pytest.fixture
+def open_(reference: Reference) -> Callable[..., Engine]:
+    def open_looping(**settings: object) -> Engine:
+        return open_tiny(reference.model.path, **settings)  # type: ignore[arg-type]
+
+    return open_looping
+
+
+def blocks_of(engine: Engine, prompt: list[int], params: SamplingParams) -> list[tuple[int, ...]]:
+    """Tokens of one request, step by step."""
+    return [event.token_ids for event in engine.stream(prompt, params) if event.token_ids]
+
+
+def long_block(reference: Reference, engine: Engine) -> tuple[list[int], list[tuple[int, ...]], int]:
+    """(prompt, its blocks, index of a block of >= 3 tokens): a step that accepted two drafts at least."""
+    for prompt in PROMPTS:
+        blocks = blocks_of(engine, prompt, LONG)
+        for index, block in enumerate(blocks):
+            if len(block) >= 3 and block[1] != block[2]:
+                return prompt, blocks, index
+    raise AssertionError("no step accepts two drafts: choose other prompts")
+
+
+# ---- drafts -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [1, 3, 5, 7])
+def test_drafts_are_accepted_in_part(reference: Reference, open_: Callable[..., Engine], k: int) -> None:
+    """Guards every other test here: with nothing accepted, or everything, half of the paths would not run."""
+    arrivals = [Arrival(prompt, LONG) for prompt in PROMPTS]
+    with open_(k=k) as engine:
+        outputs = drive(engine, arrivals)
+        check_outputs(reference, engine, arrivals, outputs)
+        stats = engine.scheduler.acceptance
+        assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+        # What a request counts, and what all of them do, are the same counts.
+        assert sum(output.acceptance.num_accepted_tokens for output in outputs if output.acceptance) == stats.num_accepted_tokens
+
+
+def test_drafts_do_not_depend_on_running_ahead(open_: Callable[..., Engine]) -> None:
+    """HAZARDS B45: a proposer that reads a history one step old accepts next to nothing when the runner is asynchronous."""
+    seen = []
+    for async_ in (True, False):
+        with open_(k=5, runner__async=async_) as engine:
+            outputs = engine.generate(PROMPTS, LONG)
+            seen.append([output.acceptance.as_dict() for output in outputs if output.acceptance])
+    assert seen[0] == seen[1]
+
+
+def test_without_speculation_there_is_no_acceptance_to_report(reference: Reference, open_: Callable[..., Engine]) -> None:
+    arrivals = [Arrival(prompt, LONG) for prompt in PROMPTS]
+    with open_(k=0) as engine:
+        outputs = drive(engine, arrivals)
+        check_outputs(reference, engine, arrivals, outputs)
+    assert [output.acceptance for output in outputs] == [None] * len(PROMPTS)
+
+
+# ---- the two arms -------------------------------------------------------------------------------------------------------------
+
+
+def test_asynchronous_steps_overlap_and_never_wait_for_a_stream(open_: Callable[..., Engine]) -> None:
+    """One event is waited for in a step, the outcome's; synchronous steps wait before the next one is planned."""
+    depth = {}
+    for async_ in (True, False):
+        with open_(runner__async=async_) as engine:
+            assert isinstance(engine.runner, Runner)
+            counters = engine.runner.device.counters
+            generation = engine.submit(PROMPTS[0], LONG)
+            while generation.request.num_tokens < len(PROMPTS[0]) + 4:
+                engine.step()
+            before = (counters.stream_synchronizes, counters.device_synchronizes, counters.event_synchronizes)
+            depth[async_] = len(engine._in_flight)
+            for _ in range(4):
+                engine.step()
+            after = (counters.stream_synchronizes, counters.device_synchronizes, counters.event_synchronizes)
+            assert [new - old for new, old in zip(after, before, strict=True)] == [0, 0, 4]
+    assert depth == {True: 1, False: 0}
+
+
+@pytest.mark.parametrize("mode", ["graph", "eager"])
+def test_graph_mode_replays_graphs_and_eager_mode_does_not(open_: Callable[..., Engine], mode: str) -> None:
+    with open_(graphs__mode=mode) as engine:
+        assert isinstance(engine.runner, Runner)
+        engine.generate(PROMPTS, LONG)
+        launched = sum(engine.runner.library.launches.values())
+        assert launched > 0
+        assert engine.runner.device.counters.graph_launches == (launched if mode == "graph" else 0)
+
+
+# ---- stops --------------------------------------------------------------------------------------------------------------------
+
+
+def test_max_tokens_inside_a_block(reference: Reference, open_: Callable[..., Engine]) -> None:
+    with open_() as engine:
+        prompt, blocks, index = long_block(reference, engine)
+        params = replace(LONG, max_tokens=sum(map(len, blocks[:index])) + 2)
+        assert blocks_of(engine, prompt, params) == [*blocks[:index], blocks[index][:2]]
+        output = engine.generate(prompt, params)[0]
+        assert (output.token_ids, output.finish_reason) == reference.generate(prompt, params, 64)
+        check_idle(engine)
+
+
+def test_a_stop_token_inside_a_block_ends_the_request_there(reference: Reference, open_: Callable[..., Engine]) -> None:
+    """B36: what was accepted behind the stop is neither returned nor counted."""
+    with open_() as engine:
+        prompt, blocks, index = long_block(reference, engine)
+        count = sum(map(len, blocks[:index])) + 2
+        # The id may stand earlier in the answer: min_tokens arms it at exactly this place.
+        params = replace(LONG, stop_token_ids=(blocks[index][1],), min_tokens=count)
+        assert blocks_of(engine, prompt, params) == [*blocks[:index], blocks[index][:2]]
+        stopped, whole = engine.generate([prompt, prompt], [params, replace(LONG, max_tokens=sum(map(len, blocks[: index + 1])))])
+        assert stopped.finish_reason == "stop"
+        assert stopped.acceptance is not None
+        assert whole.acceptance is not None
+        assert whole.acceptance.num_accepted_tokens - stopped.acceptance.num_accepted_tokens == len(blocks[index]) - 2
+        later = replace(params, min_tokens=count + 1)
+        assert engine.generate(prompt, later)[0].token_ids == reference.generate(prompt, later, 64)[0]
+        assert len(engine.generate(prompt, later)[0].token_ids) > count
+
+
+def test_the_models_end_of_text_ends_a_request_unless_ignored(reference: Reference, open_: Callable[..., Engine]) -> None:
+    prompt = next(
+        [first, second]
+        for first in range(3, 24)
+        for second in range(3, 24)
+        if 2 <= len(reference.generate([first, second], SamplingParams(max_tokens=30), 64)[0]) < 30
+    )
+    with open_() as engine:
+        ended, ignored = engine.generate([prompt, prompt], [SamplingParams(max_tokens=30), SamplingParams(30, ignore_eos=True)])
+    assert ended.finish_reason == "stop"
+    assert ended.token_ids[-1] == EOS
+    assert (ignored.finish_reason, len(ignored.token_ids)) == ("length", 30)
+    assert ignored.token_ids[: len(ended.token_ids)] == ended.token_ids
+
+
+@pytest.mark.parametrize("async_", [True, False])
+def test_a_stop_string_cuts_the_text_and_the_tokens_behind_it(open_: Callable[..., Engine], async_: bool) -> None:
+    with open_(k=5, runner__async=async_) as engine:
+        whole = engine.generate(PROMPTS, LONG)
+        stops = [output.text[9:11] for output in whole]
+        params = [replace(LONG, stop=(stop,)) for stop in stops]
+        for full, stop, output in zip(whole, stops, engine.generate(PROMPTS, params), strict=True):
+            assert output.finish_reason == "stop"
+            assert output.text == full.text[: full.text.index(stop)]
+            assert output.token_ids == full.token_ids[: len(output.token_ids)]
+            kept = engine.tokenizer.decode(list(output.token_ids))
+            assert stop in kept
+            assert stop not in engine.tokenizer.decode(list(output.token_ids[:-1]))
+        check_drained(engine)
+
+
+def test_several_parameters_in_one_batch(reference: Reference, open_: Callable[..., Engine]) -> None:
+    params = [LONG, SamplingParams(1), SamplingParams(max_tokens=9, min_tokens=9), SamplingParams(20, stop_token_ids=(19,))]
+    arrivals = [Arrival(prompt, each) for prompt, each in zip(PROMPTS, params, strict=True)]
+    with open_() as engine:
+        check_outputs(reference, engine, arrivals, drive(engine, arrivals))
+        with pytest.raises(ValueError, match="params has 2 entries for 4 prompts"):
+            engine.generate(PROMPTS, params[:2])
+
+
+# ---- limits -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [0, 1, 3, 5, 7])
+def test_prompts_next_to_every_limit(reference: Reference, open_: Callable[..., Engine], k: int) -> None:
+    """B13, B34, B37: k, k + 1, chunk + k + 1 tokens look like verify rows; max_len - 1 leaves room for one token."""
+    chunk, longest = 16, 64
+    lengths = {1, max(k, 1), k + 1, k + 2, chunk + k + 1, 2 * chunk + k + 1, longest - k - 2, longest - k - 1, longest - 1}
+    arrivals = [Arrival([3 + (length * 7 + i * i) % 20 for i in range(length)], LONG, length % 3) for length in sorted(lengths)]
+    with open_(k=k, scheduler__max_num_batched_tokens=chunk) as engine:
+        check_outputs(reference, engine, arrivals, drive(engine, arrivals))
+
+
+def test_a_tight_pool_preempts_and_changes_no_token(reference: Reference, open_: Callable[..., Engine]) -> None:
+    arrivals = [Arrival(prompt, LONG, step) for step, prompt in enumerate(PROMPTS)]
+    with open_(scheduler__num_blocks=20) as engine:
+        outputs = drive(engine, arrivals)
+        check_outputs(reference, engine, arrivals, outputs)
+        assert engine.scheduler.counters.preemptions >= 2
+        assert engine.scheduler.counters.stale_rows > 0
+
+
+def test_a_pool_smaller_than_one_sequence_ends_requests_at_its_size(reference: Reference, open_: Callable[..., Engine]) -> None:
+    arrivals = [Arrival(prompt, LONG) for prompt in PROMPTS]
+    with open_(scheduler__num_blocks=7) as engine:
+        assert engine.scheduler.max_model_len == 28
+        outputs = drive(engine, arrivals)
+        check_outputs(reference, engine, arrivals, outputs)
+        assert all(len(prompt) + len(output.token_ids) == 28 for prompt, output in zip(PROMPTS, outputs, strict=True))
+
+
+def test_what_can_never_fit_is_refused_and_leaves_nothing_behind(reference: Reference, open_: Callable[..., Engine]) -> None:
+    with open_(scheduler__num_blocks=7) as engine:
+        with pytest.raises(CapacityError, match="num_blocks = 7"):
+            engine.submit([5] * 30, LONG)
+        with pytest.raises(PromptError, match="prompt 2"):
+            engine.generate([PROMPTS[0], [5] * 64], LONG)
+        with pytest.raises(CapacityError, match="num_blocks = 7"):
+            engine.generate([PROMPTS[0], [5] * 30], LONG)
+        assert not engine.scheduler.has_unfinished
+        assert engine.generate(PROMPTS[1], LONG)[0].token_ids == reference.generate(PROMPTS[1], LONG, 28)[0]
+
+
+# ---- slots, cancels, life -----------------------------------------------------------------------------------------------------
+
+
+def test_slots_are_used_again_and_nothing_of_their_owner_remains(reference: Reference, open_: Callable[..., Engine]) -> None:
+    arrivals = [Arrival(PROMPTS[i % 4], replace(LONG, max_tokens=3 + 5 * (i % 3)), i // 2) for i in range(12)]
+    with open_(scheduler__max_num_seqs=2) as engine:
+        check_outputs(reference, engine, arrivals, drive(engine, arrivals))
+
+
+@pytest.mark.parametrize("schedule", ["eager", "lazy", "random"])
+@pytest.mark.parametrize("policy", ["discrete", "integrated"])
+def test_a_cancel_in_flight_frees_the_slot_for_the_next(
+    reference: Reference, open_: Callable[..., Engine], policy: str, schedule: str
+) -> None:
+    with open_(scheduler__max_num_seqs=2, mirror__policy=policy, schedule=schedule, k=3) as engine:
+        victims = [engine.submit(PROMPTS[0], LONG), engine.submit(PROMPTS[2], LONG)]
+        follower = engine.submit(PROMPTS[3], LONG)
+        for _ in range(4):
+            engine.step()
+        assert engine.has_unfinished
+        assert engine.cancel(victims[0].request.request_id)
+        assert not engine.cancel(victims[0].request.request_id)
+        while engine.has_unfinished:
+            engine.step()
+        outputs = [generation.output for generation in (*victims, follower)]
+        assert all(isinstance(output, RequestOutput) for output in outputs)
+        cancelled, *others = [output for output in outputs if output is not None]
+        expected = reference.generate(PROMPTS[0], LONG, 64)[0]
+        assert cancelled.finish_reason == "cancelled"
+        assert 0 < len(cancelled.token_ids) < len(expected)
+        assert cancelled.token_ids == expected[: len(cancelled.token_ids)]
+        assert [output.token_ids for output in others] == [reference.generate(p, LONG, 64)[0] for p in (PROMPTS[2], PROMPTS[3])]
+        check_idle(engine)
+
+
+def test_a_waiting_request_can_be_cancelled(open_: Callable[..., Engine]) -> None:
+    with open_(scheduler__max_num_seqs=1) as engine:
+        running, waiting = engine.submit(PROMPTS[0], LONG), engine.submit(PROMPTS[1], LONG)
+        engine.step()
+        assert engine.cancel(waiting.request.request_id)
+        assert waiting.output is not None
+        assert (waiting.output.token_ids, waiting.output.text, waiting.output.ttft_s) == ((), "", None)
+        assert running.output is None
+
+
+def test_an_iterator_that_is_dropped_cancels_what_runs(reference: Reference, open_: Callable[..., Engine]) -> None:
+    with open_() as engine:
+        events = engine.stream(PROMPTS, LONG)
+        for _ in range(5):
+            next(events)
+        assert engine.scheduler.has_unfinished
+        events.close()
+        assert not engine.scheduler.has_unfinished
+        assert [o.token_ids for o in engine.generate(PROMPTS, LONG)] == [reference.generate(p, LONG, 64)[0] for p in PROMPTS]
+        check_drained(engine)
+
+
+def test_two_streams_share_the_engine(reference: Reference, open_: Callable[..., Engine]) -> None:
+    with open_() as engine:
+        first, second = engine.stream(PROMPTS[0], LONG), engine.stream(PROMPTS[2], LONG)
+        tokens: dict[int, list[int]] = {0: [], 1: []}
+        open_streams = {0: first, 1: second}
+        while open_streams:
+            for number, events in list(open_streams.items()):
+                event = next(events, None)
+                if event is None:
+                    del open_streams[number]
+                else:
+                    tokens[number] += event.token_ids
+        assert tuple(tokens[0]) == reference.generate(PROMPTS[0], LONG, 64)[0]
+        assert tuple(tokens[1]) == reference.generate(PROMPTS[2], LONG, 64)[0]
+
+
+def test_events_join_to_the_output(open_: Callable[..., Engine]) -> None:
+    with open_(k=5) as engine:
+        events = list(engine.stream(PROMPTS, LONG))
+        for index in range(len(PROMPTS)):
+            mine = [event for event in events if event.index == index]
+            output = mine[-1].output
+            assert output is not None
+            assert [event.output for event in mine[:-1]] == [None] * (len(mine) - 1)
+            assert "".join(event.text for event in mine) == output.text == engine.tokenizer.decode(list(output.token_ids))
+            assert tuple(token for event in mine for token in event.token_ids) == output.token_ids
+            assert output.ttft_s is not None
+            assert output.ttft_s >= 0
+
+
+def test_closing_ends_what_runs(open_: Callable[..., Engine]) -> None:
+    engine = open_()
+    generation = engine.submit(PROMPTS[0], LONG)
+    for _ in range(3):
+        engine.step()
+    engine.close()
+    engine.close()
+    assert generation.output is not None
+    assert generation.output.finish_reason == "cancelled"
+    with pytest.raises(RuntimeError, match="closed"):
+        engine.submit(PROMPTS[0], LONG)
+    with pytest.raises(RuntimeError, match="closed"):
+        engine.generate(PROMPTS[0], LONG)
+
+
+def test_an_error_while_loading_closes_the_device(tmp_path: Path, reference: Reference) -> None:
+    broken = tiny_reference(tmp_path, TinyShape())
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(Exception, match=r"model\.safetensors"):
+        open_tiny(broken.model.path)
+
+
+def check_drained(engine: Engine) -> None:
+    """As check_idle, once the frames of requests that ended on the host side have returned."""
+    engine.drain()
+    check_idle(engine)
