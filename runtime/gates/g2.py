@@ -9,9 +9,11 @@ from dataclasses import dataclass
 
 from runtime.gates.case_run import CaseRun, model_of
 from runtime.gates.tapes import TapeRow
+from runtime.gates.toy import continuation
 from runtime.gates.verdict import Ledger
 from runtime.plan import ScheduledRow
 
+# fed = computed: the whole row as the device model has it, which also sees a drafter that drafts what it should not.
 TITLE = "ids that are verified are ids that were drafted"
 AXES = ("a record a step", "fed = drafted", "compared = fed", "committed id", "fed = computed")
 
@@ -23,6 +25,28 @@ class _Proposal:
     step: int | None
     position: int | None
     ids: tuple[int, ...]
+
+
+@dataclass
+class _Text:
+    """How far the request of a slot has got, by what the device itself reported.
+
+    stream: its text by the oracle, far enough. total: tokens committed. prefilled: tokens of the prompt that were fed.
+    """
+
+    stream: list[int]
+    prefill_len: int
+    total: int
+    prefilled: int = 0
+
+    def position(self, row: ScheduledRow) -> int:
+        """Of the row's first logits row: the last token committed, or the last of its chunk."""
+        return self.prefilled + row.num_tokens - 1 if self.prefilled < self.prefill_len else self.total - 1
+
+    def move(self, row: ScheduledRow, num_sampled: int) -> None:
+        if self.prefilled < self.prefill_len:
+            self.prefilled += row.num_tokens
+        self.total += num_sampled
 
 
 def check_g2(run: CaseRun, ledger: Ledger) -> None:
@@ -37,9 +61,14 @@ def check_g2(run: CaseRun, ledger: Ledger) -> None:
         return
     model = model_of(run)
     proposals: dict[int, _Proposal] = {}
+    committed: dict[int, _Text] = {}
+    reach = run.options.effective_max_model_len
     for number, step in enumerate(run.steps):
+        assert step.result is not None
         for admission in step.plan.admissions:
+            known = admission.prefill_tokens
             proposals[admission.slot] = _Proposal(None, None, (-1,) * run.case.k)
+            committed[admission.slot] = _Text(continuation(known, reach, run.options.memory), len(known), len(known))
         expected = model.run(step.plan)
         for index, row in enumerate(step.plan.rows):
             fed, compared = tapes.fed[number][index], tapes.compared[number][index]
@@ -47,8 +76,9 @@ def check_g2(run: CaseRun, ledger: Ledger) -> None:
             if not row.is_prefilling:
                 where.check_drafts(proposals[row.slot])
             where.check_compared(compared)
-            wanted = expected[index]
-            where.check_committed(wanted.position, wanted.fed[0])
+            text, wanted = committed[row.slot], expected[index]
+            where.check_committed(text.position(row), text.stream[text.position(row)])
+            text.move(row, step.result.num_sampled[index])
             where.check("fed = computed", "input_token_ids", fed.position, fed.ids == wanted.fed, fed.ids, "computed", wanted.fed)
         for drafted in tapes.drafted[number]:
             proposals[drafted.slot] = _Proposal(number, drafted.position, drafted.ids)

@@ -1,0 +1,326 @@
+"""Gates G1 and G2: green on the product, red on runners that are wrong, and honest about what they did not measure."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+
+import pytest
+from typer.testing import CliRunner
+
+from graphs.cpu_executor import CpuExecutor
+from runtime.cli import app
+from runtime.errors import ConfigError, DraftgraphError
+from runtime.gates import g1, g2, gates
+from runtime.gates.case import AXES, Case
+from runtime.gates.case_run import CaseRun, run_case
+from runtime.gates.emit_budget import computed_emission, emission_cases, measure_emission
+from runtime.gates.gates import default_cases, run_gate
+from runtime.gates.matrix import full, pairs_of, pairwise, sampled
+from runtime.gates.table import render_reports
+from runtime.gates.tapes import read_tape
+from runtime.gates.toy_engine import open_toy
+from runtime.gates.verdict import Axis, GateReport, Ledger, Verdict
+from runtime.runner import Runner
+from runtime.sampling import SamplingParams
+from tests import toy_runners
+
+EXECUTOR = CpuExecutor()
+SPECULATIVE = Case(k=3, batch=3, accept="all", stop="max_tokens", event="reuse", seed=4)
+
+
+def report_of(gate: str, case: Case, runner_type: type[Runner] = Runner) -> GateReport:
+    return run_gate(gate, EXECUTOR, cases=[case], runner_type=runner_type)
+
+
+def red(report: GateReport) -> set[str]:
+    """Axes that are not satisfied."""
+    return {axis.name for axis in report.axes if axis.verdict is not Verdict.SATISFIED}
+
+
+def texts(run: CaseRun) -> list[tuple[tuple[int, ...], str]]:
+    return [(output.token_ids, output.finish_reason) for generation in run.generations if (output := generation.output) is not None]
+
+
+# --- the product ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", [*pairwise()[::4], *sampled(8, seed=3)], ids=str)
+def test_the_product_passes(case: Case) -> None:
+    """A part of the matrix, so that a plain test run sees a defect; all of it is `draftgraph gates`."""
+    for gate in ("G1", "G2") if case.k else ("G1",):
+        report = report_of(gate, case)
+        assert report.verdict is Verdict.SATISFIED, render_reports([report])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_twenty_random_schedules(seed: int) -> None:
+    case = Case(
+        speculator=("scripted", "ngram")[seed % 2],
+        k=(1, 3, 5, 7)[seed % 4],
+        batch=4,
+        accept="ragged",
+        event=("reuse", "preempt", "skip", "cancel")[seed // 5],
+        steps_in_flight=2 + seed % 2,
+        policy=("discrete", "integrated")[seed // 2 % 2],
+        schedule="random",
+        seed=seed,
+    )
+    report = report_of("G1", case)
+    assert report.verdict is Verdict.SATISFIED, render_reports([report])
+
+
+@pytest.mark.parametrize("event", ["none", "preempt", "cancel"])
+@pytest.mark.parametrize("policy", ["discrete", "integrated"])
+def test_every_mode_yields_the_same_rows(event: str, policy: str) -> None:
+    """Graph or eager, one step ahead or none, any schedule: what each request gets is the same, token by token."""
+    cases = [
+        Case(k=3, batch=3, accept="random", event=event, policy=policy, mode=mode, steps_in_flight=ahead, schedule=schedule, seed=6)
+        for mode, ahead, schedule in itertools.product(("graph", "eager"), (1, 2), ("eager", "lazy", "random"))
+    ]
+    results = [texts(run_case(case, EXECUTOR)) for case in cases]
+    if event == "cancel":  # how far a request gets before its cancel is a matter of when its tokens arrive
+        results = [[text for text in result if text[1] != "cancelled"] for result in results]
+        assert all(Counter(one) & Counter(other) for one, other in itertools.pairwise(results))
+        return
+    assert all(result == results[0] for result in results)
+
+
+# --- G2: the silent class ------------------------------------------------------------------------------------------------------
+
+
+def test_wrong_drafts_leave_the_text_alone_and_turn_g2_red() -> None:
+    right, wrong = run_case(SPECULATIVE, EXECUTOR), run_case(SPECULATIVE, EXECUTOR, runner_type=toy_runners.WrongDraftsRunner)
+    assert texts(right) == texts(wrong)
+    accepted = [sum(sum(step.result.num_sampled) - len(step.plan.rows) for step in run.steps if step.result) for run in (right, wrong)]
+    assert accepted[1] < accepted[0]
+    report = report_of("G2", SPECULATIVE, toy_runners.WrongDraftsRunner)
+    assert red(report) == {"fed = drafted", "fed = computed"}
+    finding = next(finding for finding in report.findings if finding.axis == "fed = drafted")
+    assert finding.message.startswith("input_token_ids, step ")
+    for part in ("request-0 (slot 0)", ", position ", "fed ", "proposed in step "):
+        assert part in finding.message
+    assert f'draftgraph gates G2 --case "{SPECULATIVE}"' in render_reports([report])
+
+
+def test_wrong_drafts_turn_the_emit_count_red_in_g1() -> None:
+    report = report_of("G1", SPECULATIVE, toy_runners.WrongDraftsRunner)
+    assert red(report) == {"emitted counts"}
+    case = emission_cases()[2]
+    emission = measure_emission(case, EXECUTOR, toy_runners.WrongDraftsRunner)
+    assert case.accept == "all"
+    assert emission.emitted < emission.computed
+
+
+def test_the_first_difference_is_reported_where_it_is() -> None:
+    """By hand: the step, slot and position of the first finding are those of the first verify row that has drafts."""
+    run = run_case(SPECULATIVE, EXECUTOR, tapes=True, runner_type=toy_runners.WrongDraftsRunner)
+    ledger = Ledger()
+    g2.check_g2(run, ledger)
+    step, row = next(
+        (number, row) for number, step in enumerate(run.steps) for row in step.plan.rows if not row.is_prefilling
+    )
+    assert run.tapes is not None
+    position = run.tapes.fed[step][0].position + 1
+    assert ledger.findings[0].message.startswith(
+        f"input_token_ids, step {step}, {row.request_id} (slot {row.slot}), position {position}: fed "
+    )
+
+
+# --- G1: wrong runners ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_skipped_proposal_is_red() -> None:
+    report = report_of("G1", SPECULATIVE, toy_runners.NoProposalAfterPrefillRunner)
+    assert {"one proposal a step", "first decode drafts", "emitted counts"} <= red(report)
+    assert "token identity" not in red(report)
+    assert "a record a step" in red(report_of("G2", SPECULATIVE, toy_runners.NoProposalAfterPrefillRunner))
+
+
+def test_routing_by_shape_is_red() -> None:
+    report = report_of("G1", Case(k=3, batch=4, prompt="k+1", seed=1), toy_runners.ShapeRoutedRunner)
+    assert "graph family" in red(report)
+
+
+def test_a_wait_in_the_step_is_red() -> None:
+    report = report_of("G1", SPECULATIVE, toy_runners.DrainingRunner)
+    assert red(report) == {"no synchronisation"}
+
+
+def test_an_error_of_the_engine_is_a_finding() -> None:
+    class Broken(Runner):
+        def launch(self, plan):  # type: ignore[no-untyped-def]
+            raise RuntimeError("no more")
+
+    report = report_of("G1", SPECULATIVE, Broken)
+    assert red(report) == {"runs to its end"}
+    assert "RuntimeError: no more" in report.findings[0].message
+
+
+# --- poison --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["discrete", "integrated"])
+def test_poisoned_host_twins_change_nothing(policy: str) -> None:
+    """Every array that only the device writes is overwritten on the host at every step: nobody reads it there."""
+    case = Case(k=3, batch=3, accept="ragged", event="reuse", policy=policy, seed=2)  # seed 2: poison is off otherwise
+    assert not case.options().poison
+    clean, poisoned = (run_case(case, EXECUTOR, runner_type=kind) for kind in (Runner, toy_runners.PoisoningRunner))
+    assert texts(clean) == texts(poisoned)
+    assert [step.result for step in clean.steps] == [step.result for step in poisoned.steps]
+
+
+# --- verdicts ------------------------------------------------------------------------------------------------------------------
+
+
+def test_verdicts() -> None:
+    assert Verdict.of(None, 1.0) is Verdict.NOT_MEASURED
+    assert Verdict.of(0.5, None) is Verdict.RECORDED
+    assert Verdict.of(1.0, 1.0) is Verdict.SATISFIED
+    assert Verdict.of(0.99, 1.0) is Verdict.OPEN_GAP
+    assert [verdict.value for verdict in Verdict] == ["SATISFIED", "RECORDED, no floor declared", "NOT MEASURED", "OPEN GAP"]
+
+
+def test_the_worst_axis_is_the_verdict() -> None:
+    good, absent = Axis("a", 1.0, 1.0, ""), Axis("b", None, 1.0, "")
+    assert GateReport("G1", "", (good,), (), {}).verdict is Verdict.SATISFIED
+    assert GateReport("G1", "", (good, absent), (), {}).verdict is Verdict.NOT_MEASURED
+    assert GateReport("G1", "", (), (), {}).verdict is Verdict.NOT_MEASURED
+
+
+def test_an_axis_that_nobody_checked_is_not_measured() -> None:
+    ledger = Ledger()
+    ledger.check("x", True, "case", "")
+    assert Axis.of_checks("x", ledger).verdict is Verdict.SATISFIED
+    assert Axis.of_checks("y", ledger).verdict is Verdict.NOT_MEASURED
+    ledger.check("x", False, "case", "why")
+    assert Axis.of_checks("x", ledger).verdict is Verdict.OPEN_GAP
+
+
+def test_a_matrix_that_takes_no_path_is_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole gate over tame cases: everything holds, and it is an open gap because preemptions and the like never happened."""
+    monkeypatch.setattr(gates, "default_cases", lambda gate: [Case(k=1, batch=1, prompt="1", stop="max_tokens")])
+    monkeypatch.setattr(gates, "emission_cases", lambda: [])
+    report = run_gate("G1", EXECUTOR)
+    assert {"paths covered", "emit budget"} <= red(report)
+    assert "preemptions" in next(axis.detail for axis in report.axes if axis.name == "paths covered")
+
+
+# --- cases and matrix ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_text_of_a_case_reproduces_it() -> None:
+    for case in (*sampled(50), SPECULATIVE):
+        assert Case.parse(str(case)) == case
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("k=2", "case: k=2: must be one of 0, 1, 3, 5, 7"),
+        ("size=2", "case: size=2: must be one of axes are speculator"),
+        ("seed=x", "case: seed=x: must be one of"),
+        ("speculator=none k=3", "case: speculator = none with k = 3"),
+    ],
+)
+def test_cases_that_cannot_be(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Case.parse(text)
+    assert message in str(error.value)
+
+
+def test_pairwise_holds_every_possible_pair() -> None:
+    covered = {pair for case in pairwise() for pair in pairs_of(case)}
+    for (left, lefts), (right, rights) in itertools.combinations(AXES.items(), 2):
+        for a, b in itertools.product(lefts, rights):
+            chosen = {left: a, right: b}
+            possible = (chosen.get("speculator", "ngram") == "none") == (chosen.get("k", 1) == 0) or len({left, right} & {"speculator", "k"}) < 2
+            assert ((left, a, right, b) in covered) == possible, (left, a, right, b)
+    assert len(pairwise()) < 80
+
+
+def test_the_full_matrix_is_thousands_and_has_no_twins() -> None:
+    cases = list(full())
+    assert len(cases) == len(set(cases)) > 5000
+    assert all(case.is_possible for case in cases)
+    assert {case.prompt for case in cases} == set(AXES["prompt"])
+
+
+def test_the_default_is_the_same_every_time_and_has_twenty_random_schedules() -> None:
+    assert default_cases("G1") == default_cases("G1")
+    assert sum(case.schedule == "random" and case.seed < 20 for case in default_cases("G2")) >= 20
+
+
+# --- emit counts ---------------------------------------------------------------------------------------------------------------
+
+
+def test_computed_emission_by_hand() -> None:
+    # prompt of 2, then drafts at positions 3, 4, 5...: right right wrong | right right wrong ...
+    script = [0, 0, 0, 1, 1, 0, 1, 1, 0, 1, 1, 0]
+    assert computed_emission(script, 2, 3, steps=1) == 1
+    assert computed_emission(script, 2, 3, steps=2) == 1 + 3
+    assert computed_emission(script, 2, 3, steps=3) == 1 + 3 + 3
+    assert computed_emission(script, 2, 1, steps=3) == 1 + 2 + 1
+    assert computed_emission([1], 5, 4, steps=3) == 1 + 5 + 5
+
+
+@pytest.mark.parametrize("case", emission_cases()[::7], ids=str)
+def test_emission_is_what_the_script_says(case: Case) -> None:
+    emission = measure_emission(case, EXECUTOR)
+    assert emission.emitted == emission.computed > 0
+
+
+# --- tapes ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_tape_that_ran_over_is_refused() -> None:
+    toy = open_toy(SPECULATIVE.options(tape_steps=2), EXECUTOR)
+    toy.engine.generate([[1, 2, 3]], SamplingParams(max_tokens=20))
+    assert toy.tapes is not None
+    with pytest.raises(DraftgraphError, match="tape_fed: .* records on a tape of 2"):
+        read_tape(toy.device, toy.tapes.fed)
+    toy.engine.close()
+
+
+def test_without_tapes_a_step_has_no_node_more() -> None:
+    plain, taped = (open_toy(SPECULATIVE.options(tape_steps=steps), EXECUTOR) for steps in (0, 8))
+    for key, graph in plain.runner.library.graphs.items():
+        extra = 1 if key.family.value == "propose" else 2
+        assert taped.runner.library.graphs[key].num_nodes == graph.num_nodes + extra
+    plain.engine.close()
+    taped.engine.close()
+
+
+# --- the command ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_is_green_for_a_case() -> None:
+    result = CliRunner().invoke(app, ["gates", "--case", str(SPECULATIVE), "-q"])
+    assert result.exit_code == 0, result.output
+    assert "G1  routing and token identity: SATISFIED" in result.stdout
+    assert "G2  ids that are verified are ids that were drafted: SATISFIED" in result.stdout
+
+
+def test_the_command_in_json() -> None:
+    result = CliRunner().invoke(app, ["gates", "g2", "--case", str(SPECULATIVE), "--json", "-q"])
+    values = json.loads(result.stdout)
+    assert values["satisfied"] is True
+    assert [gate["gate"] for gate in values["gates"]] == ["G2"]
+    assert {axis["name"] for axis in values["gates"][0]["axes"]} == {"runs to its end", *g2.AXES}
+
+
+def test_the_command_ends_with_1_when_a_gate_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(g1, "AXES", (*g1.AXES, "never checked"))
+    monkeypatch.setattr(gates, "default_cases", lambda gate: [SPECULATIVE])
+    monkeypatch.setattr(gates, "emission_cases", lambda: emission_cases()[:1])
+    result = CliRunner().invoke(app, ["gates", "G1", "-q"])
+    assert result.exit_code == 1
+    assert "NOT MEASURED" in result.stdout
+
+
+def test_the_command_refuses_what_it_does_not_know() -> None:
+    for arguments, message in ((["G7"], "gate = G7: must be one of G1, G2"), (["--case", "k=2"], "case: k=2")):
+        result = CliRunner().invoke(app, ["gates", *arguments])
+        assert result.exit_code == 2
+        assert message in result.output
