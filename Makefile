@@ -1,7 +1,7 @@
 # make run   set up .venv, then answer the prompt of configs/smollm2.yaml
 # make test  set up .venv, then run the tests
 # make lint  ruff and mypy          make parity  compare with transformers on the CPU
-# make gpu   GPU tests and benches (needs a GPU)
+# make gpu   tests that need a GPU, with a table of results and figures last
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
@@ -26,6 +26,9 @@ lint: $(VENV)/.lint
 
 parity: $(VENV)/.parity
 	$(BIN)/python -m pytest tests/parity -m parity
+
+gpu: $(VENV)/.test
+	$(BIN)/python -m pytest -m gpu -p tests.gpu_report -q
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 10) <= v < (3, 14) or sys.exit("Python %d.%d: draftgraph needs 3.10 to 3.13; set PYTHON=python3.x" % v)'

@@ -27,6 +27,11 @@ class VirtualEvent:
         self.frontier: tuple[Operation, ...] | None = None
         self.captured: CapturedPoint | None = None
 
+    @property
+    def recorded(self) -> bool:
+        """Does it stand for a point outside captures?"""
+        return self.frontier is not None
+
     def synchronize(self) -> None:
         """Block the host until the recorded point has been reached. DeviceError: never recorded, or a capture is running."""
         frontier = self._recorded("event.synchronize")

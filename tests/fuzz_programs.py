@@ -197,7 +197,7 @@ class Interpreter:
 
     def _step(self, step: Step) -> Any:
         stream, event = self.streams[step.stream], self.events[step.a % EVENTS]
-        recorded = event.frontier is not None
+        recorded = event.recorded
         if step.what == "write":
             self.on_host[step.a].write(step.value, RANGES[step.part])
         elif step.what == "read":

@@ -35,7 +35,7 @@ class Launch:
 
     def run(self, kernel: Kernel, *args: Any) -> None:
         """Run `kernel` to its end; NumPy arrays are changed in place, ints become int32, floats float32."""
-        EXECUTORS[self.executor].bind(kernel, self.grid, self.block, tuple(_scalar(arg) for arg in args))()
+        executor_named(self.executor).bind(kernel, self.grid, self.block, tuple(_scalar(arg) for arg in args))()
 
     def check(
         self,
@@ -66,6 +66,15 @@ class Launch:
                 np.testing.assert_array_equal(now, expected[name], err_msg=message)
 
 
+def executor_named(name: str) -> Executor:
+    """cpu, simulator where this process has it, or cuda, which opens the GPU at its first use."""
+    if name == "cuda" and name not in EXECUTORS:
+        from tests.cuda_executor import CudaExecutor
+
+        EXECUTORS[name] = CudaExecutor()
+    return EXECUTORS[name]
+
+
 def _scalar(arg: Any) -> Any:
     if isinstance(arg, int):
         return np.int32(arg)
@@ -73,11 +82,17 @@ def _scalar(arg: Any) -> Any:
 
 
 def launches(*shapes: tuple[Grid, int]) -> pytest.MarkDecorator:
-    """Parametrize `launch`: the `cpu` executor once, the simulator (where this process has it) with each grid and block."""
-    cases = [Launch("cpu")]
+    """Parametrize `launch`: the `cpu` executor once, the simulator (where this process has it) and the GPU (marked `gpu`) with
+    each grid and block, the GPU with a block of several warps as well."""
+    cases: list[Any] = [Launch("cpu")]
     if SIMULATED:
         cases += [Launch("simulator", grid, block) for grid, block in shapes]
+    cases += [pytest.param(launch, marks=pytest.mark.gpu) for launch in cuda_launches(*shapes)]
     return pytest.mark.parametrize("launch", cases, ids=str)
+
+
+def cuda_launches(*shapes: tuple[Grid, int]) -> list[Launch]:
+    return [Launch("cuda", grid, block) for grid, block in (*shapes, (shapes[-1][0], 128))]
 
 
 def live(count: int) -> npt.NDArray[np.int32]:

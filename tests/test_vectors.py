@@ -11,20 +11,24 @@ from typing import Any
 import pytest
 
 from kernels.lang import SIMULATED
+from runtime.device import cuda_unavailable
 from tests.vectors.adapter import UNSUPPORTED_OPS, open_executor, read_vectors, run_vector
 from tests.vectors.compare import difference
 
 FOLDER = Path(__file__).parent / "vectors"
 VECTORS = [vector for path in sorted(FOLDER.glob("*.json")) for vector in read_vectors(path)]
+NO_GPU = pytest.mark.skipif(cuda_unavailable() is None, reason="a GPU is present")
 LAUNCHES = {"cpu": open_executor("cpu")}
 if SIMULATED:
     LAUNCHES["simulator"] = open_executor("simulator")
     LAUNCHES["simulator-3x5"] = open_executor("simulator", grid=3, block=5)
 
 
-@pytest.mark.parametrize("executor", list(LAUNCHES))
+@pytest.mark.parametrize("executor", [*LAUNCHES, pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("vector", VECTORS, ids=[vector["id"] for vector in VECTORS])
 def test_vector(vector: dict[str, Any], executor: str) -> None:
+    if executor not in LAUNCHES:
+        LAUNCHES[executor] = open_executor(executor)
     outcome = run_vector(vector, LAUNCHES[executor])
     if outcome.status == "unsupported":
         pytest.skip(outcome.detail)
@@ -151,7 +155,7 @@ def test_command_reports_each_id_and_its_exit_code(tmp_path: Path) -> None:
         ("[", "cpu", "Expecting value"),
         ('{"id": 1}', "cpu", "must be a list"),
         ('[{"id": 1}]', "cpu", "lacks op, inputs"),
-        ("[]", "cuda", "no CUDA device"),
+        pytest.param("[]", "cuda", "executor = cuda: device = cuda: ", marks=NO_GPU),
     ],
 )
 def test_command_refuses_what_it_cannot_use(text: str, executor: str, message: str, tmp_path: Path) -> None:
@@ -161,3 +165,12 @@ def test_command_refuses_what_it_cannot_use(text: str, executor: str, message: s
     assert refused.returncode == 2
     assert message in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.gpu
+def test_command_on_a_gpu() -> None:
+    """Every file that the product supports whole, in a process of its own."""
+    files = [path for path in sorted(FOLDER.glob("*.json")) if not path.name.startswith("later_")]
+    done = command(*files, "--executor", "cuda")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "(cuda)" in done.stdout

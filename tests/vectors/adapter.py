@@ -14,6 +14,7 @@ from graphs.cpu_executor import CpuExecutor
 from graphs.executor import Executor
 from graphs.simulator_executor import SimulatorExecutor
 from kernels.lang import Kernel
+from runtime.errors import DeviceError
 from tests.vectors.compare import difference
 from tests.vectors.host_ops import HOST_OPS
 from tests.vectors.step_ops import STEP_OPS, Launch
@@ -67,17 +68,23 @@ def open_executor(name: str, *, grid: int = 1, block: int = 32) -> Launch:
     Raises:
         UnusableInputError: the executor cannot be opened here.
     """
-    if name == "cuda":
-        raise UnusableInputError("executor = cuda: the product has no CUDA device yet, use cpu or simulator")
     try:
-        executor: Executor = SimulatorExecutor() if name == "simulator" else CpuExecutor()
-    except RuntimeError as error:
+        executor = _executor(name)
+    except (RuntimeError, DeviceError) as error:
         raise UnusableInputError(f"executor = {name}: {error}") from error
 
     def launch(kernel: Kernel, *args: Any) -> None:
         executor.bind(kernel, grid, block, tuple(np.int32(arg) if isinstance(arg, int) else arg for arg in args))()
 
     return launch
+
+
+def _executor(name: str) -> Executor:
+    if name == "cuda":
+        from tests.cuda_executor import CudaExecutor
+
+        return CudaExecutor()
+    return SimulatorExecutor() if name == "simulator" else CpuExecutor()
 
 
 def run_vector(vector: Vector, launch: Launch) -> Outcome:

@@ -1,0 +1,96 @@
+"""What stands between a user and a GPU, told from a stand-in for CuPy: each missing piece has its own text and remedy."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+import runtime.cuda_probe
+from runtime.cuda_probe import GpuFacts, cuda_unavailable, cuda_version
+from runtime.device import open_device, resolve_kind
+from runtime.errors import DeviceError
+
+
+class CUDARuntimeError(RuntimeError):
+    def __init__(self, status: int) -> None:
+        super().__init__(f"cudaError {status}")
+        self.status = status
+
+
+def stand_in(
+    monkeypatch: pytest.MonkeyPatch, *, count: int = 1, fails: int = 0, driver: int = 13000, cc: tuple[int, int] = (9, 0)
+) -> None:
+    """A `cupy` whose driver sees `count` GPUs, or answers with error `fails`."""
+
+    def device_count() -> int:
+        if fails:
+            raise CUDARuntimeError(fails)
+        return count
+
+    properties = {"name": b"GPU", "major": cc[0], "minor": cc[1], "totalGlobalMem": 2**34, "multiProcessorCount": 10}
+    cuda = ModuleType("cupy.cuda")
+    cuda.runtime = SimpleNamespace(  # type: ignore[attr-defined]
+        CUDARuntimeError=CUDARuntimeError,
+        getDeviceCount=device_count,
+        getDeviceProperties=lambda number: properties,
+        driverGetVersion=lambda: driver,
+        runtimeGetVersion=lambda: 13010,
+    )
+    cupy = ModuleType("cupy")
+    cupy.cuda = cuda  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
+    monkeypatch.setattr(runtime.cuda_probe, "SIMULATED", False)
+    monkeypatch.setattr(runtime.cuda_probe.importlib.util, "find_spec", lambda name: object())
+
+
+def test_without_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert cuda_unavailable() == "CuPy is not installed; pip install draftgraph[cu12] or draftgraph[cu13]"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"count": 0}, "CuPy finds no GPU; check CUDA_VISIBLE_DEVICES"),
+        ({"fails": 100}, r"CuPy finds no usable GPU \(cudaError 100\); check the driver with nvidia-smi"),
+        ({"fails": 35, "driver": 0}, "CuPy finds no usable GPU"),
+        ({"fails": 35, "driver": 12040}, r"built for CUDA 13.1 and the driver knows CUDA 12.4; .*\[cu12\] in place of .*cu13"),
+        ({"cc": (7, 5)}, r"compute capability of GPU = 7.5, 8.0 \(Ampere\) is needed"),
+    ],
+    ids=str,
+)
+def test_each_reason_has_its_text(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], text: str) -> None:
+    stand_in(monkeypatch, **options)
+    with pytest.raises(DeviceError, match=f"device = cuda: .*{text}.*; or set device = cpu"):
+        open_device("cuda")
+    kind, reason = resolve_kind("auto")
+    assert kind == "cpu"
+    assert reason == cuda_unavailable()
+
+
+def test_missing_cublas_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch)
+    monkeypatch.setattr(runtime.cuda_probe.importlib.util, "find_spec", lambda name: None)
+    assert "nvmath-python is not installed" in str(cuda_unavailable())
+
+
+def test_a_simulating_process_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch)
+    monkeypatch.setattr(runtime.cuda_probe, "SIMULATED", True)
+    assert "NUMBA_ENABLE_CUDASIM = 1" in str(cuda_unavailable())
+
+
+def test_a_usable_gpu_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch)
+    assert cuda_unavailable() is None
+    assert resolve_kind("auto") == ("cuda", "a GPU and CuPy were found")
+
+
+def test_facts_as_text() -> None:
+    facts = GpuFacts("NVIDIA H200", (9, 0), 2**37, 132, "580.159.04", 13000, 13010)
+    assert str(facts) == "NVIDIA H200, compute capability 9.0, 128.0 GiB, driver 580.159.04 (CUDA 13.0), CUDA runtime 13.1"
+    assert cuda_version(12090) == "12.9"

@@ -1,0 +1,119 @@
+"""The engine on a GPU in float32: the tokens of the NumPy reference, whatever the executor, mode, policy, order or delay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.device import open_device
+from runtime.engine import Engine
+from runtime.sampling import SamplingParams
+from tests.spin import delay
+from tests.tiny_checkpoint import TinyShape
+from tests.tiny_engine import LOOPING, Arrival, Reference, check_outputs, drive, open_tiny, tiny_reference
+
+pytestmark = pytest.mark.gpu
+
+SHAPES = {
+    "llama": LOOPING,
+    "qwen2": TinyShape(architecture="qwen2", seed=5),
+    "qwen3": TinyShape(architecture="qwen3", seed=6, tied=True),
+}
+ARRIVALS = [
+    Arrival([5, 6, 7, 8, 5, 6, 7, 8, 5, 6], SamplingParams(max_tokens=30, ignore_eos=True), 0),
+    Arrival([40, 41, 42], SamplingParams(max_tokens=25), 0),
+    Arrival(list(range(10, 45)), SamplingParams(max_tokens=20), 2),  # longer than a step: prefilled in chunks beside decode rows
+    Arrival([9], SamplingParams(max_tokens=40, min_tokens=5), 3),
+    Arrival([3, 3, 3, 3], SamplingParams(max_tokens=12, ignore_eos=True), 3),
+    Arrival([77, 78], SamplingParams(max_tokens=1), 9),
+]
+
+
+@pytest.fixture(scope="module", params=list(SHAPES))
+def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return tiny_reference(tmp_path_factory.mktemp(request.param), SHAPES[request.param])
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return tiny_reference(tmp_path_factory.mktemp("llama"), LOOPING)
+
+
+def open_gpu(model: Any, k: int = 3, **overrides: Any) -> Engine:
+    return open_tiny(model, k=k, on=open_device("cuda", poison=True), device="cuda", **overrides)
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_tokens_are_the_references(reference: Reference, k: int) -> None:
+    with open_gpu(reference.model.path, k) as engine:
+        check_outputs(reference, engine, ARRIVALS, drive(engine, ARRIVALS))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"graphs__mode": "eager"},
+        {"runner__async": False},
+        {"mirror__policy": "integrated"},
+        {"mirror__policy": "integrated", "graphs__mode": "eager"},
+        {"runner__steps_in_flight": 4},
+        {"graphs__buckets": [4], "graphs__token_buckets": [32]},
+        {"scheduler__max_num_seqs": 1},
+    ],
+    ids=lambda overrides: " ".join(f"{key}={value}" for key, value in overrides.items()),
+)
+def test_every_mode_gives_the_same_tokens(llama: Reference, overrides: dict[str, Any]) -> None:
+    with open_gpu(llama.model.path, **overrides) as engine:
+        check_outputs(llama, engine, ARRIVALS, drive(engine, ARRIVALS))
+
+
+@pytest.mark.parametrize("policy", ["discrete", "integrated"])
+@pytest.mark.parametrize("slow", ["compute.copy", "compute.replay", "compute.launch", "copy.copy"])
+def test_delays_change_nothing(llama: Reference, slow: str, policy: str) -> None:
+    """A millisecond of nothing ahead of uploads, graphs, admissions or downloads."""
+    with open_gpu(llama.model.path, mirror__policy=policy) as engine:
+        runner: Any = engine.runner
+        stream, method = slow.split(".")
+        delay(getattr(runner, stream), method, runner.device.array("sink", (1,), np.int32))
+        check_outputs(llama, engine, ARRIVALS, drive(engine, ARRIVALS))
+
+
+def test_a_steady_step_waits_for_one_event_and_no_stream(llama: Reference, record_property: Any) -> None:
+    with open_gpu(llama.model.path) as engine:
+        drive(engine, ARRIVALS)
+        counters = engine.runner.device.counters  # type: ignore[attr-defined]
+        generation = engine.submit([5, 6, 7, 8, 5, 6, 7], SamplingParams(max_tokens=40, ignore_eos=True))
+        for _ in range(4):
+            engine.step()
+        before, steps = counters.copy(), 5
+        for _ in range(steps):
+            engine.step()
+        counted = counters.since(before)
+        assert generation.output is None, "the request ended before the steps did"
+        assert (counted.stream_synchronizes, counted.device_synchronizes, counted.transfers) == (0, 0, 0)
+        assert counted.event_synchronizes == steps
+        assert counted.graph_launches == 2 * steps
+        record_property("stream synchronisations in 5 steady steps", counted.stream_synchronizes)
+
+
+def test_info_names_the_gpu_and_the_blocks_come_from_its_memory(llama: Reference) -> None:
+    settings = {"scheduler__num_blocks": "auto", "scheduler__max_num_seqs": 4}
+    with open_gpu(llama.model.path, **settings) as engine:
+        info = engine.info()
+        assert engine.runner.device.name in info["device"]  # type: ignore[attr-defined]
+        assert info["scheduler"]["num_blocks"] == 4 * 16
+        assert info["memory_bytes"]["device"] > 0
+
+
+def test_close_gives_the_memory_back(llama: Reference) -> None:
+    probe = open_device("cuda")
+    with open_gpu(llama.model.path):
+        pass
+    before = probe.free_bytes()
+    for _ in range(3):
+        with open_gpu(llama.model.path):
+            pass
+    assert probe.free_bytes() >= before - 2**21
+    probe.close()

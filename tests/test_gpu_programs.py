@@ -1,0 +1,56 @@
+"""The virtual device's random programs, and the mirrors' small engine, on a GPU: without a race they end as in order."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.device import open_device
+from runtime.virtual_device import VirtualDevice
+from tests.fuzz_programs import GENERATORS, Interpreter, Program, PythonExecutor, oracle
+from tests.mirror_steps import POLICIES, Steps, expected, rows_of_outcomes
+from tests.spin import delay
+
+pytestmark = pytest.mark.gpu
+
+NUM_PROGRAMS = 120
+
+
+def programs(generator: str) -> list[Program]:
+    """Those without a race, whatever a query answers."""
+    drawn = [GENERATORS[generator](random.Random(seed)) for seed in range(NUM_PROGRAMS)]
+    return [program for program in drawn if not oracle(program, {})]
+
+
+@pytest.mark.parametrize("slow", [None, 0, 1, 2])
+@pytest.mark.parametrize("generator", list(GENERATORS))
+def test_programs_without_a_race_end_as_in_order(generator: str, slow: int | None, record_property: Any) -> None:
+    """Each time another stream is the slow one."""
+    chosen = programs(generator)
+    assert len(chosen) >= 5
+    for program in chosen:
+        reference = Interpreter(VirtualDevice(PythonExecutor(), schedule="eager", detect=False)).run(program).outputs
+        with open_device("cuda") as device:  # type: ignore[attr-defined]
+            device.races = []
+            interpreter = Interpreter(device)
+            if slow is not None:
+                sink = device.array("sink", (1,), np.int32)
+                for method in ("launch", "copy"):
+                    delay(interpreter.streams[slow], method, sink, rounds=2)
+            assert interpreter.run(program).outputs == reference, program
+    record_property(f"{generator} programs, slow stream {slow}", len(chosen))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("slow", [None, "compute.copy", "compute.replay", "copy.copy"])
+def test_mirrors_step_by_step(policy: str, slow: str | None) -> None:
+    with open_device("cuda", poison=True) as device:  # type: ignore[attr-defined]
+        steps = Steps(device, policy)
+        if slow is not None:
+            stream, method = slow.split(".")
+            delay(getattr(steps, stream), method, device.array("sink", (1,), np.int32))
+        outcomes = list(steps.run(25))
+        assert rows_of_outcomes(outcomes) == expected(25)
