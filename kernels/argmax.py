@@ -12,7 +12,7 @@ _INFINITY_BITS = i32(0x7F800000)
 
 
 @device_function
-def _order(value):
+def float_order(value):
     """An integer that orders as the float does, NaN lowest and -0 equal to 0: LLVM vectorises an integer maximum, but no
     floating-point one that may meet a NaN."""
     bits = bits_of_float(value)
@@ -50,7 +50,7 @@ def argmax(out, logits, vocab_size, num_rows):
         for start in range(0, vocab_size, tile):
             tile_best = i32(_LOWEST)
             for i in range(start + cuda.threadIdx.x, min(start + tile, vocab_size), cuda.blockDim.x):
-                tile_best = max(tile_best, _order(logits[row, u64(i)]))
+                tile_best = max(tile_best, float_order(logits[row, u64(i)]))
             if tile_best > best:
                 best = tile_best
                 best_start = start
