@@ -93,8 +93,7 @@ def test_every_mode_yields_the_same_rows(event: str, policy: str) -> None:
 def test_wrong_drafts_leave_the_text_alone_and_turn_g2_red() -> None:
     right, wrong = run_case(SPECULATIVE, EXECUTOR), run_case(SPECULATIVE, EXECUTOR, runner_type=toy_runners.WrongDraftsRunner)
     assert texts(right) == texts(wrong)
-    accepted = [sum(sum(step.result.num_sampled) - len(step.plan.rows) for step in run.steps if step.result) for run in (right, wrong)]
-    assert accepted[1] < accepted[0]
+    assert len(wrong.steps) > len(right.steps)
     report = report_of("G2", SPECULATIVE, toy_runners.WrongDraftsRunner)
     assert red(report) == {"fed = drafted", "fed = computed"}
     finding = next(finding for finding in report.findings if finding.axis == "fed = drafted")
@@ -234,8 +233,8 @@ def test_pairwise_holds_every_possible_pair() -> None:
     covered = {pair for case in pairwise() for pair in pairs_of(case)}
     for (left, lefts), (right, rights) in itertools.combinations(AXES.items(), 2):
         for a, b in itertools.product(lefts, rights):
-            chosen = {left: a, right: b}
-            possible = (chosen.get("speculator", "ngram") == "none") == (chosen.get("k", 1) == 0) or len({left, right} & {"speculator", "k"}) < 2
+            together = {left, right} == {"speculator", "k"}
+            possible = not together or Case(**{left: a, right: b}).is_possible
             assert ((left, a, right, b) in covered) == possible, (left, a, right, b)
     assert len(pairwise()) < 80
 
@@ -278,7 +277,7 @@ def test_a_tape_that_ran_over_is_refused() -> None:
     toy = open_toy(SPECULATIVE.options(tape_steps=2), EXECUTOR)
     toy.engine.generate([[1, 2, 3]], SamplingParams(max_tokens=20))
     assert toy.tapes is not None
-    with pytest.raises(DraftgraphError, match="tape_fed: .* records on a tape of 2"):
+    with pytest.raises(DraftgraphError, match=r"tape_fed: .* records on a tape of 2"):
         read_tape(toy.device, toy.tapes.fed)
     toy.engine.close()
 

@@ -215,7 +215,8 @@ def test_rows_tape(launch: Any, cursor: int) -> None:
     }
     expected = tape.copy()
     expected[cursor % 3] = rows_record(6, 4, ids.tolist(), indices.tolist(), positions.tolist(), sums.tolist(), slots)
-    assert expected[cursor % 3].tolist() == [[3, 2, 1, 12, -2, -2], [0, 7, 3, 20, 21, 22], [2, 4, 1, 30, -2, -2], [-1, -1, 0, -2, -2, -2]]
+    written = [[3, 2, 1, 12, -2, -2], [0, 7, 3, 20, 21, 22], [2, 4, 1, 30, -2, -2], [-1, -1, 0, -2, -2, -2]]
+    assert expected[cursor % 3].tolist() == written
     launch.check(tape_rows, args, {"tape": expected, "cursor": ints(cursor + 1)})
 
 

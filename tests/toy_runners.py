@@ -137,6 +137,15 @@ class StaleHostReadRunner(HostReadRunner):
         return before
 
 
+class ShiftedHostReadRunner(HostReadRunner):
+    """Draft i is compared where draft i + 1 belongs: the index lacks the 1 that steps over the committed id."""
+
+    def known(self, now: Ints, before: Ints) -> Ints:
+        shifted = np.full_like(now, -1)
+        shifted[:, 1:] = now[:, :-1]
+        return shifted
+
+
 class PlaceholderHostReadRunner(HostReadRunner):
     """The host has the scheduler's placeholders: drafts are no longer spliced into its token row."""
 

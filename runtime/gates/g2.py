@@ -108,14 +108,17 @@ class _Where:
             self.check("fed = drafted", "input_token_ids", first + offset, fed == drafted, f"fed {fed}", came, drafted)
 
     def check_compared(self, compared: TapeRow) -> None:
-        """The accept walk compares what the forward was fed (draft_sampled, HAZARDS 17)."""
-        same = (compared.slot, compared.position, compared.ids) == (self.fed.slot, self.fed.position, self.fed.ids)
-        if same:
-            self.check("compared = fed", "draft_sampled", self.fed.position, True, None, "", None)
+        """The drafts that the accept walk reads are those that the forward was fed (docs/draft-sampled.md).
+
+        The id at the first logits row is the committed token: it is not compared with anything, so it may be anything.
+        """
+        same_row = (compared.slot, compared.position, len(compared.ids)) == (self.fed.slot, self.fed.position, len(self.fed.ids))
+        first = self.fed.position + 1
+        if not same_row:
+            self.check("compared = fed", "draft_sampled", first, False, f"compared {compared}", "fed", self.fed)
             return
-        at = next((i for i, pair in enumerate(zip(compared.ids, self.fed.ids, strict=False)) if pair[0] != pair[1]), 0)
-        got = f"compared {compared.ids}"
-        self.check("compared = fed", "draft_sampled", self.fed.position + at, False, got, "fed", self.fed.ids)
+        for offset, (got, fed) in enumerate(zip(compared.ids[1:], self.fed.ids[1:], strict=True)):
+            self.check("compared = fed", "draft_sampled", first + offset, got == fed, f"compared {got}", "fed", fed)
 
     def check_committed(self, position: int, token: int) -> None:
         """The row begins where the request's text ends, with its last token."""
