@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen = random.Random(options.seed).sample(chosen, min(options.sample, len(chosen)))
     if options.list:
         for mutation in chosen:
-            print(f"{mutation.name:40} {mutation.hazard:8} {mutation.test}")
+            print(f"{mutation.name:40} {mutation.hazard:8} {mutation.killer}")
         return 0
     began = time.monotonic()
     try:

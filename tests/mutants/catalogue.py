@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from tests.mutants import inputs, slots, verify
+from tests.mutants import inputs, mirrors, planning, rings, slots, stepping, verify
 from tests.mutants.mutation import Mutation
 
 MUTATIONS: tuple[Mutation, ...] = (
     *slots.MUTATIONS,
     *inputs.MUTATIONS,
     *verify.MUTATIONS,
+    *stepping.MUTATIONS,
+    *rings.MUTATIONS,
+    *mirrors.MUTATIONS,
+    *planning.MUTATIONS,
 )

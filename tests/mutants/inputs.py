@@ -74,8 +74,8 @@ MUTATIONS = (
         _COMBINE,
         "if seq_len > prompt:",
         "if seq_len >= prompt:",
-        test=_vector("combine-seq-equals-prefill"),
-        text="only the chunk that ends exactly at the end of its prompt is hit",
+        test="tests/test_hazards.py::test_combine_leaves_the_last_chunk_of_a_prompt_alone",
+        text="the chunk that ends its prompt carries no drafts today: with guard B nothing would be written",
     ),
     mutation(
         "batch-row-as-slot-in-the-combine",
@@ -120,8 +120,8 @@ MUTATIONS = (
         _COMBINE,
         "if bonus not in (0, 1):",
         "if bonus < 0:",
-        test=_STEP_TESTS + "check_arguments_refuses",
-        expects="DID NOT RAISE|Regex pattern did not match",
+        test="tests/test_hazards.py::test_a_bonus_that_is_neither_one_nor_zero_is_refused_as_such",
+        expects="DID NOT RAISE|Regex pattern did not match|Pattern|did not match",
         text="never called so today: the refusal is for the next caller",
     ),
     mutation(

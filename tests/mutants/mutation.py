@@ -35,10 +35,11 @@ class Mutation:
         hazard: the entry of the hazard list: 9a-1 .. 9e-63 (defects of the system that this project re-creates) or B1 .. B47 (reported
             by users of other engines).
         edits: usually one.
-        test: pytest node id that must go red; all parameters of a test unless one is named in brackets.
+        test: pytest node id that must go red, all parameters of a test unless one is named in brackets; or an axis of `gate`.
         text: why reading the generated text alone would not have shown it.
         expects: regular expression that the failure must contain: a mutant must go red for its own reason.
-        gate: G1 or G2 where the test is a case of that gate.
+        gate: G1 or G2 where `test` is one of its axes; "" where it is a node id.
+        silent: a mutation that changes no token: with a gate, the token identity of G1 must hold while the axis does not.
     """
 
     name: str
@@ -48,6 +49,12 @@ class Mutation:
     text: str
     expects: str = "AssertionError|assert "
     gate: str = ""
+    silent: bool = False
+
+    @property
+    def killer(self) -> str:
+        """What must go red, for people."""
+        return f"{self.gate}: {self.test}" if self.gate else self.test.removeprefix("tests/")
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -81,3 +88,18 @@ def mutation(
 ) -> Mutation:
     """A mutation of one edit."""
     return Mutation(name, hazard, (Edit(file, old, new),), test, text, expects, gate)
+
+
+def gated(
+    name: str,
+    hazard: str,
+    edits: Edit | tuple[Edit, ...],
+    *,
+    gate: str,
+    axis: str,
+    text: str,
+    expects: str = "",
+    silent: bool = False,
+) -> Mutation:
+    """A mutation that an axis of a gate must show. silent: while every token stays as it is."""
+    return Mutation(name, hazard, (edits,) if isinstance(edits, Edit) else edits, axis, text, expects, gate, silent)

@@ -28,14 +28,13 @@ def page(verdicts: Sequence[Verdict]) -> str:
     ]
     for verdict in verdicts:
         mutation = verdict.mutation
-        gate = f"{mutation.gate}: " if mutation.gate else ""
         cells = (
             mutation.name,
             mutation.hazard,
-            f"{gate}`{mutation.test.removeprefix('tests/')}`",
+            f"`{mutation.killer}`",
             verdict.outcome,
             f"{verdict.seconds:.1f}",
-            mutation.text,
+            f"{mutation.text}{' (checked: G1 finds every token in place)' if mutation.silent else ''}",
         )
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return _HEAD + "\n".join(lines) + "\n"

@@ -8,18 +8,31 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("kernels", "graphs", "runtime", "tests")
-SECONDS_PER_TEST = 300
+SECONDS_PER_RUN = 300
+
+
+GATE_CASES = (
+    "k=3 batch=4 prompt=mixed accept=ragged event=reuse stop=eos schedule=random seed=4",
+    "k=1 batch=3 prompt=chunk+k+1 accept=alternating event=preempt policy=integrated seed=1",
+    "k=5 batch=8 prompt=mixed accept=random event=skip stop=max_tokens steps_in_flight=3 schedule=random seed=2",
+    "k=3 batch=3 prompt=max_len-k-1 accept=all event=cancel stop=string schedule=random seed=5",
+    "k=3 batch=4 prompt=k+1 accept=all stop=string mode=eager steps_in_flight=1 seed=3",
+    "speculator=ngram k=7 batch=4 prompt=mixed event=reuse stop=eos policy=integrated schedule=random seed=6",
+    "speculator=none k=0 batch=4 prompt=mixed event=preempt stop=max_tokens seed=7",
+)
+"""Cases of the gates that a mutation is played through: few, because each mutation plays them all."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What pytest said. Exit code 1: at least one test failed; others (but 0) mean that it could not test."""
+    """What pytest said, or the gates. Exit code 1: something failed; others (but 0) mean that it could not test."""
 
     exit_code: int
     output: str
@@ -42,31 +55,38 @@ class Tree:
             shutil.copytree(ROOT / package, self.path / package, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
         shutil.copy2(ROOT / "pyproject.toml", self.path)
 
-    def run(self, tests: Iterable[str], *, first_failure: bool = True) -> Run:
+    def pytest(self, tests: Iterable[str], *, first_failure: bool = True) -> Run:
         """pytest over node ids, in a process of its own."""
-        command = [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=short", "-p", "no:cacheprovider", "-p", "no:randomly"]
-        command += ["-x"] if first_failure else []
+        command = ["-m", "pytest", "-q", "--no-header", "--tb=short", "-p", "no:cacheprovider", *(["-x"] if first_failure else [])]
+        return self._python([*command, *tests])
+
+    def gates(self) -> Run:
+        """Both gates over GATE_CASES; the output is their JSON."""
+        cases = [part for case in GATE_CASES for part in ("--case", case)]
+        return self._python(["-m", "runtime.cli", "gates", "--json", "--quiet", *cases])
+
+    def _python(self, arguments: Iterable[str]) -> Run:
         environment = {**os.environ, "DRAFTGRAPH_CACHE": str(self._cache), "PYTHONPATH": "", "COLUMNS": "200"}
         environment.pop("PYTEST_ADDOPTS", None)
         began = time.monotonic()
         try:
             done = subprocess.run(
-                [*command, *tests],
+                [sys.executable, *arguments],
                 cwd=self.path,
                 env=environment,
                 capture_output=True,
                 text=True,
-                timeout=SECONDS_PER_TEST,
+                timeout=SECONDS_PER_RUN,
                 check=False,
             )
-            return Run(done.returncode, done.stdout + done.stderr, time.monotonic() - began)
-        except subprocess.TimeoutExpired as expired:
-            output = expired.stdout or b""
-            text = output.decode(errors="replace") if isinstance(output, bytes) else output
-            return Run(-1, f"{text}\nno end after {SECONDS_PER_TEST} s", time.monotonic() - began)
+            # A gate's JSON is alone on stdout; what went wrong before it is on stderr.
+            return Run(done.returncode, done.stdout or done.stderr, time.monotonic() - began)
+        except subprocess.TimeoutExpired:
+            return Run(-1, f"no end after {SECONDS_PER_RUN} s", time.monotonic() - began)
 
-    def run_mutated(self, sources: Mapping[str, str], test: str) -> Run:
-        """pytest over one node id while the files of `sources` hold other text."""
+    @contextmanager
+    def mutated(self, sources: Mapping[str, str]) -> Iterator[None]:
+        """While it lasts, the files of `sources` hold other text."""
         before = self._compiled()
         kept = {file: (self.path / file).stat().st_mtime_ns for file in sources}
         originals = {file: (self.path / file).read_text() for file in sources}
@@ -76,7 +96,7 @@ class Tree:
                 self._write(file, source, self._stamp * 1_000_000_000)
             if any(file.startswith("kernels/") for file in sources):
                 self._seed(sources)
-            return self.run([test])
+            yield
         finally:
             for file, source in originals.items():
                 self._write(file, source, kept[file])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import Any
 
 from tests.mutants.mutation import Mutation
 from tests.mutants.tree import Run, Tree
@@ -38,7 +40,7 @@ class Verdict:
         return self.outcome == RED
 
     def __str__(self) -> str:
-        line = f"{self.mutation.name}: {self.outcome} in {self.seconds:.1f} s by {self.mutation.test}"
+        line = f"{self.mutation.name}: {self.outcome} in {self.seconds:.1f} s by {self.mutation.killer}"
         return f"{line}\n{self.detail}" if self.detail else line
 
 
@@ -65,14 +67,14 @@ def run_all(mutations: Sequence[Mutation], *, workers: int = 2, report: Report =
                     mutation = queue.get_nowait()
                 except Empty:
                     return
-                verdict = judge(mutation, tree.run_mutated(mutated[mutation.name], mutation.test))
+                with tree.mutated(mutated[mutation.name]):
+                    run = tree.gates() if mutation.gate else tree.pytest([mutation.test])
+                verdict = judge_gate(mutation, run) if mutation.gate else judge(mutation, run)
                 verdicts[mutation.name] = verdict
                 report(verdict)
 
-        tests = sorted({mutation.test for mutation in mutations})
         with ThreadPoolExecutor(workers) as pool:
-            # Every tree compiles the kernels that its mutants are linked to, so every tree runs all tests once.
-            for run in pool.map(lambda tree: tree.run(tests, first_failure=False), trees):
+            for run in pool.map(lambda tree: _unmutated(tree, mutations), trees):
                 if run.exit_code:
                     raise NotGreenError(f"without any mutation:\n{run.output}")
             list(pool.map(work, trees))
@@ -83,6 +85,17 @@ def _tree(folder: Path, worker: int) -> Tree:
     path = folder / str(worker)
     path.mkdir()
     return Tree(path)
+
+
+def _unmutated(tree: Tree, mutations: Sequence[Mutation]) -> Run:
+    """Every test that is named. In every tree, because each compiles the kernels that its mutants are linked to."""
+    run = Run(0, "", 0.0)
+    tests = sorted({mutation.test for mutation in mutations if not mutation.gate})
+    if tests:
+        run = tree.pytest(tests, first_failure=False)
+    if run.exit_code == 0 and any(mutation.gate for mutation in mutations):
+        run = tree.gates()
+    return run
 
 
 def judge(mutation: Mutation, run: Run) -> Verdict:
@@ -97,3 +110,29 @@ def judge(mutation: Mutation, run: Run) -> Verdict:
     if not re.search(mutation.expects, errors):
         return Verdict(mutation, OTHER, run.seconds, f"expected /{mutation.expects}/ in\n{run.output}")
     return Verdict(mutation, RED, run.seconds)
+
+
+def judge_gate(mutation: Mutation, run: Run) -> Verdict:
+    """RED needs a finding on the axis, with the expected words; a silent mutation must leave the token identity of G1 alone."""
+    if run.exit_code == 0:
+        return Verdict(mutation, SURVIVED, run.seconds, f"  {mutation.text}")
+    try:
+        reports = {report["gate"]: report for report in json.loads(run.output)["gates"]}
+    except (ValueError, KeyError):
+        return Verdict(mutation, BROKEN, run.seconds, run.output)
+    findings = [finding for finding in reports[mutation.gate]["findings"] if finding["axis"] == mutation.test]
+    if not any(re.search(mutation.expects, finding["message"]) for finding in findings):
+        return Verdict(mutation, OTHER, run.seconds, f"expected /{mutation.expects}/ on {mutation.killer}\n{_summary(reports)}")
+    text = [finding for finding in reports["G1"]["findings"] if finding["axis"] in ("token identity", "runs to its end")]
+    if mutation.silent and text:
+        return Verdict(mutation, OTHER, run.seconds, f"not silent: {text[0]['message']}")
+    return Verdict(mutation, RED, run.seconds)
+
+
+def _summary(reports: Mapping[str, Any]) -> str:
+    """The first finding of each axis."""
+    first: dict[str, str] = {}
+    for gate, report in reports.items():
+        for finding in report["findings"]:
+            first.setdefault(f"{gate} {finding['axis']}", finding["message"])
+    return "\n".join(f"  {axis}: {message}" for axis, message in first.items())

@@ -108,7 +108,7 @@ MUTATIONS = (
         _ACCEPT,
         "num_rejected[row] = i32(num_logits - num_sampled[row])",
         "num_rejected[row] = i32(num_sampled[row] - i32(1))",
-        test="tests/test_vectors.py::test_vector[A1-cpu]",
+        test="tests/test_vectors.py::test_vector[A2-cpu]",
         text="right whenever half of the drafts are accepted",
     ),
     mutation(

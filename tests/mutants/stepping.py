@@ -1,0 +1,333 @@
+"""Mutations of the step as a whole: what the runner stages and launches, the order of a recorded step, the loop of the engine."""
+
+from __future__ import annotations
+
+from tests.mutants.mutation import Edit, gated, mutation
+
+_RUNNER, _STEP, _ENGINE = "runtime/runner.py", "graphs/step.py", "runtime/engine.py"
+_HAZARDS = "tests/test_hazards.py::test_"
+_PUBLISH = "step.outcome, sampled, num_sampled, num_drafts, state.finished, idx_mapping, inputs.num_requests"
+
+# Accept compares with an array beside the input ids, as a host copy of them would be.
+_OTHER_IDS = (
+    Edit("runtime/step_buffers.py", '("input_token_ids", (tokens,)),', '("input_token_ids", (tokens,)),\n("other_ids", (tokens,)),'),
+    Edit("graphs/arrays.py", "    input_token_ids: Array  # [T]\n", "    input_token_ids: Array  # [T]\n    other_ids: Array\n"),
+    Edit(
+        _STEP,
+        "        step.input_token_ids,\n        step.logits_indices,\n        cu_num_logits,\n",
+        "        step.other_ids,\n        step.logits_indices,\n        cu_num_logits,\n",
+    ),
+)
+
+MUTATIONS = (
+    gated(
+        "null-cu-num-logits-in-the-runner",
+        "9a-2",
+        Edit(_RUNNER, "accumulate((1 + row.num_drafts for row in plan.rows), initial=0)", "accumulate((1 for row in plan.rows), initial=0)"),
+        gate="G2",
+        axis="fed = drafted",
+        text="one logits row for each request is right for every step without drafts",
+    ),
+    gated(
+        "draft-sampled-from-the-hosts-placeholders",
+        "9a-17",
+        _OTHER_IDS,
+        gate="G2",
+        axis="compared = fed",
+        silent=True,
+        text="a placeholder matches nothing: acceptance 0",
+    ),
+    gated(
+        "draft-sampled-of-the-step-before",
+        "9a-17",
+        (
+            *_OTHER_IDS,
+            Edit(
+                _STEP,
+                "    _record_accept(launch, key, target.row_argmax, state, step)\n",
+                "    _record_accept(launch, key, target.row_argmax, state, step)\n"
+                "    launch.copy(step.other_ids[: key.num_tokens], step.input_token_ids[: key.num_tokens])\n",
+            ),
+        ),
+        gate="G2",
+        axis="compared = fed",
+        text="old ids mostly differ from the argmax; where one is accepted that was not fed, the text goes wrong later",
+    ),
+    gated(
+        "propose-skipped-in-mixed-steps",
+        "9c-32",
+        Edit(
+            _RUNNER,
+            "        if self._proposer is not None:\n            # In every arm",
+            "        if self._proposer is not None and plan.query_len is not None:\n            # In every arm",
+        ),
+        gate="G1",
+        axis="one proposal a step",
+        silent=True,
+        text="the first decode row of a request verifies nothing, the rows beside it drafts of an older step",
+    ),
+    gated(
+        "propose-skipped-in-verify-steps",
+        "9c-31",
+        Edit(
+            _RUNNER,
+            "        if self._proposer is not None:\n            # In every arm",
+            "        if self._proposer is not None and plan.query_len is None:\n            # In every arm",
+        ),
+        gate="G2",
+        axis="a record a step",
+        silent=True,
+        text="drafts of the prefill are verified again and again",
+    ),
+    gated(
+        "first-decode-row-without-drafts",
+        "9c-32",
+        Edit(
+            _RUNNER,
+            "        if self._proposer is not None:\n            # In every arm",
+            "        if self._proposer is not None and not plan.admissions:\n            # In every arm",
+        ),
+        gate="G1",
+        axis="first decode drafts",
+        silent=True,
+        text="one step of each request is slower",
+    ),
+    gated(
+        "graph-by-shape",
+        "B13",
+        Edit(
+            _RUNNER,
+            "        if plan.query_len is not None:\n            return GraphKey.uniform(self._bucket(len(plan.rows)), plan.query_len)\n",
+            "        if all(row.num_tokens == self.query_len for row in plan.rows):\n"
+            "            return GraphKey.uniform(self._bucket(len(plan.rows)), self.query_len)\n",
+        ),
+        gate="G1",
+        axis="graph family",
+        silent=True,
+        text="one recorder serves all families here, so only what is specialised later would go wrong",
+    ),
+    gated(
+        "graph-of-too-few-rows",
+        "B14",
+        Edit("graphs/key.py", "        at = bisect_left(self.sizes, n)\n", "        at = max(bisect_left(self.sizes, n) - 1, 0)\n"),
+        gate="G1",
+        axis="graph family",
+        text="rows beyond the captured size read and write what lies behind",
+    ),
+    gated(
+        "draft-pool-one-row-short",
+        "9a-6",
+        Edit("runtime/step_buffers.py", '"draft_tokens": (slots, max(k, 1)),', '"draft_tokens": (max(slots - 1, 1), max(k, 1)),'),
+        gate="G1",
+        axis="runs to its end",
+        expects="draft pool has .* rows for .* slots",
+        text="the highest slot reads past the allocation: garbage drafts, which are rejected",
+    ),
+    gated(
+        "stream-synchronised-in-the-step",
+        "9b-18",
+        Edit(
+            _RUNNER,
+            "        return StepOutcome(plan, self.buffers.outcomes)\n",
+            "        self.compute.synchronize()\n        return StepOutcome(plan, self.buffers.outcomes)\n",
+        ),
+        gate="G1",
+        axis="no synchronisation",
+        silent=True,
+        text="every token is right, and the device idles while the host plans",
+    ),
+    gated(
+        "event-waited-for-in-the-step",
+        "9b-19",
+        Edit(
+            _RUNNER,
+            "        return StepOutcome(plan, self.buffers.outcomes)\n",
+            "        self.buffers.outcomes._pending[plan.step].event.synchronize()\n"
+            "        return StepOutcome(plan, self.buffers.outcomes)\n",
+        ),
+        gate="G1",
+        axis="no synchronisation",
+        silent=True,
+        text="waiting for an event and not for a stream changes the shape of the stall, not its cost",
+    ),
+    gated(
+        "both-arms-wait-for-each-step",
+        "9e-54",
+        Edit(_ENGINE, "(plan is None or len(self._in_flight) > self.steps_ahead)", "(plan is None or len(self._in_flight) > 0)"),
+        gate="G1",
+        axis="the arms differ",
+        silent=True,
+        text="an A/B of two arms that are the same finds no difference",
+    ),
+    gated(
+        "latest-outcome-first",
+        "B5",
+        Edit(
+            _ENGINE,
+            "        outcome = self._in_flight.popleft()\n        self.runner.paths",
+            "        outcome = self._in_flight.pop()\n        self.runner.paths",
+        ),
+        gate="G1",
+        axis="runs to its end",
+        expects="OutcomeError",
+        text="with one step in flight the latest is the oldest",
+    ),
+    gated(
+        "block-tables-written-after-their-first-use",
+        "B38",
+        (
+            Edit(
+                _STEP,
+                "    launch.launch(staged_write, 1, ROW_THREADS, state.block_tables, inputs.block_writes, inputs.num_block_writes)\n",
+                "",
+            ),
+            Edit(
+                _STEP,
+                "    launch.launch(\n        prefill_inputs,\n",
+                "    launch.launch(staged_write, 1, ROW_THREADS, state.block_tables, inputs.block_writes, inputs.num_block_writes)\n"
+                "    launch.launch(\n        prefill_inputs,\n",
+            ),
+        ),
+        gate="G1",
+        axis="token identity",
+        text="it does show in text, but only behind a block boundary",
+    ),
+    gated(
+        "discard-guard-dropped",
+        "9d-46",
+        Edit(_STEP, "    launch.launch(\n        sampled_rejected,\n", "    (lambda *arguments: None)(\n        sampled_rejected,\n"),
+        gate="G1",
+        axis="runs to its end",
+        text="needs a prompt longer than a step's budget",
+    ),
+    gated(
+        "outcome-published-before-the-cut",
+        "B36",
+        (
+            Edit(
+                _STEP,
+                "    launch.launch(\n        advance,\n",
+                f"    launch.launch(publish, 1, ROW_THREADS, {_PUBLISH})\n    launch.launch(\n        advance,\n",
+            ),
+            Edit(_STEP, "    launch.launch(\n        publish,\n", "    (lambda *arguments: None)(\n        publish,\n"),
+        ),
+        gate="G1",
+        axis="runs to its end",
+        text="the stop arrives one step late, with the tokens behind it",
+    ),
+    gated(
+        "no-committed-id-in-the-step",
+        "9a-10",
+        Edit(
+            _STEP,
+            "        cu_num_logits,\n        1,\n        inputs.num_requests,\n    )\n\n\ndef _record_accept",
+            "        cu_num_logits,\n        0,\n        inputs.num_requests,\n    )\n\n\ndef _record_accept",
+        ),
+        gate="G2",
+        axis="committed id",
+        text="it does show in text; the gate says which id went missing",
+    ),
+    gated(
+        "tokens-behind-a-stop-string-kept",
+        "B36",
+        Edit("runtime/generation.py", "            if self.stopped_by_string:\n                break\n", ""),
+        gate="G1",
+        axis="token identity",
+        text="the text is cut at the match: only the ids and their count are wrong",
+    ),
+    gated(
+        "stop-string-not-told-to-the-scheduler",
+        "B36",
+        Edit(
+            _ENGINE,
+            '                self.scheduler.finish(update.request_id, "stop")\n',
+            '                self.scheduler.finish("", "stop")\n',
+        ),
+        gate="G1",
+        axis="runs to its end",
+        text="the request runs on, in a slot that nobody reads",
+    ),
+    gated(
+        "cancelled-request-runs-on",
+        "B39",
+        Edit(_ENGINE, "        self.scheduler.cancel(request_id)\n", ""),
+        gate="G1",
+        axis="runs to its end",
+        text="its frames come back to a request that is not there",
+    ),
+    mutation(
+        "outcome-copied-on-the-compute-stream",
+        "9b-27",
+        _RUNNER,
+        "self.buffers.outcomes.submit(plan.step, self.compute, self.copy)",
+        "self.buffers.outcomes.submit(plan.step, self.compute, self.compute)",
+        test=_HAZARDS + "the_outcome_travels_beside_the_drafts",
+        text="the same values at the same time, on a device with one queue; elsewhere the drafts wait for the copy",
+    ),
+    mutation(
+        "outcome-behind-the-drafts",
+        "9b-19",
+        _RUNNER,
+        "        self.buffers.outcomes.submit(plan.step, self.compute, self.copy)\n        if self._proposer is not None:\n",
+        "        if self._proposer is None:\n            self.buffers.outcomes.submit(plan.step, self.compute, self.copy)\n        else:\n",
+        test=_HAZARDS + "the_outcome_travels_beside_the_drafts",
+        text="collecting a step waits for drafts that nobody needs yet",
+    ),
+    mutation(
+        "block-table-not-emptied-at-admission",
+        "B12",
+        _RUNNER,
+        "                cells[admission.slot, column] = -1\n",
+        "                pass\n",
+        test=_HAZARDS + "a_slot_that_changes_hands_keeps_no_block",
+        text="a row that runs past its own blocks writes into another request's: nothing does so today",
+    ),
+    mutation(
+        "min-tokens-counted-anew-after-a-preemption",
+        "B28",
+        _RUNNER,
+        "min_total_len = admission.prompt_len + admission.params.min_tokens",
+        "min_total_len = len(admission.prefill_tokens) + admission.params.min_tokens",
+        test=_HAZARDS + "an_admission_counts_min_tokens_from_the_prompt",
+        text="needs min_tokens, a preemption and a stop token in the window between",
+    ),
+    mutation(
+        "nothing-refused-before-staging",
+        "9a-9",
+        _RUNNER,
+        "        check_arguments(\n            cu_num_logits",
+        "        (lambda **arguments: None)(\n            cu_num_logits",
+        test=_HAZARDS + "a_plan_that_the_combine_cannot_refuse_is_not_staged",
+        expects="DID NOT RAISE",
+        text="the scheduler makes no such plan",
+    ),
+    mutation(
+        "launch-without-the-check-of-the-mirrors",
+        "9c-35",
+        "graphs/library.py",
+        "        self._before_launch(graph)\n",
+        "",
+        test=_HAZARDS + "a_step_graph_does_not_run_on_inputs_that_were_not_uploaded",
+        expects="DID NOT RAISE",
+        text="the inputs of the step before are valid inputs",
+    ),
+    mutation(
+        "graph-that-hides-its-writes",
+        "9c-36",
+        "graphs/library.py",
+        "return StepGraph(key, trace.reads, trace.writes, len(trace.nodes), executable)",
+        "return StepGraph(key, trace.reads, trace.writes & {'block_tables'}, len(trace.nodes), executable)",
+        test=_HAZARDS + "the_host_cannot_read_what_a_step_has_overtaken",
+        expects="DID NOT RAISE",
+        text="a host copy from before the step reads as if it were true",
+    ),
+    mutation(
+        "uniform-graphs-of-any-size",
+        "B14",
+        "graphs/key.py",
+        "return cls(family, num_requests, query_len, num_requests * query_len)",
+        "return cls(family, num_requests, query_len, num_requests + query_len)",
+        test=_HAZARDS + "every_uniform_graph_holds_whole_rows",
+        text="the rows that do not fit lie behind the view, in memory that is there",
+    ),
+)
