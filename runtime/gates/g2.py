@@ -76,9 +76,10 @@ def check_g2(run: CaseRun, ledger: Ledger) -> None:
             if not row.is_prefilling:
                 where.check_drafts(proposals[row.slot])
             where.check_compared(compared)
-            text, wanted = committed[row.slot], expected[index]
-            where.check_committed(text.position(row), text.stream[text.position(row)])
-            text.move(row, step.result.num_sampled[index])
+            known_text, wanted = committed[row.slot], expected[index]
+            position = known_text.position(row)
+            where.check_committed(position, known_text.stream[position])
+            known_text.move(row, step.result.num_sampled[index])
             where.check("fed = computed", "input_token_ids", fed.position, fed.ids == wanted.fed, fed.ids, "computed", wanted.fed)
         for drafted in tapes.drafted[number]:
             proposals[drafted.slot] = _Proposal(number, drafted.position, drafted.ids)
