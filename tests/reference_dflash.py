@@ -272,10 +272,10 @@ def replay(drafter: ReferenceDrafter, residuals: Sequence[Array], tokens: Sequen
     while anchor_at < len(tokens) - 1:
         so_far = [(keys[:anchor_at], values[:anchor_at]) for keys, values in context]
         proposed = drafter.propose(so_far, tokens[anchor_at], 1 + k)
-        accepted = 0
-        while accepted < k and anchor_at + 1 + accepted < len(tokens) and proposed.drafts[accepted] == tokens[anchor_at + 1 + accepted]:
+        ahead, accepted = tokens[anchor_at + 1 :], 0
+        while accepted < min(k, len(ahead)) and proposed.drafts[accepted] == ahead[accepted]:
             accepted += 1
-        emitted = tuple(tokens[anchor_at + 1 : anchor_at + accepted + 2])
+        emitted = tuple(ahead[: accepted + 1])
         steps.append(Step(anchor_at, tuple(proposed.drafts), emitted, proposed.margin))
         anchor_at += accepted + 1
     return steps

@@ -1,4 +1,4 @@
-"""Writes tiny random DFlash and DFlash2 drafters with the names of the public checkpoints, for a target of tests/tiny_checkpoint."""
+"""Writes tiny random DFlash and DFlash2 drafters, named as the public ones, for a target of tests/tiny_checkpoint."""
 
 from __future__ import annotations
 
@@ -107,7 +107,8 @@ def drafter_tensors(target: TinyShape, shape: DrafterShape) -> Tensors:
     def norm(size: int) -> npt.NDArray[np.float32]:
         return (1.0 + 0.2 * rng.standard_normal(size)).astype(np.float32)
 
-    tensors = {"fc.weight": matrix(hidden, len(shape.taps) * hidden), "hidden_norm.weight": norm(hidden), "norm.weight": norm(hidden)}
+    tensors = {"fc.weight": matrix(hidden, len(shape.taps) * hidden)}
+    tensors |= {"hidden_norm.weight": norm(hidden), "norm.weight": norm(hidden)}
     for index in range(shape.num_layers):
         layer = f"layers.{index}."
         tensors[layer + "input_layernorm.weight"] = norm(hidden)

@@ -1,0 +1,235 @@
+"""What each kernel of a block drafter means, in plain NumPy. Tests and documentation use it; nothing at run time does.
+
+Every function returns what the kernel's output arrays hold afterwards; inputs are never changed. Sums are float64.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Floats: TypeAlias = "npt.NDArray[np.float32]"
+Integers: TypeAlias = "npt.NDArray[np.int32]"
+
+
+def tap(features: Floats, residual: Floats, column: int, num_tokens: Integers) -> Floats:
+    result, live = features.copy(), num_tokens[0]
+    result[:live, column : column + residual.shape[1]] = residual[:live]
+    return result
+
+
+def context_cells(
+    cells: Integers,
+    slot_mapping: Integers,
+    query_start_loc: Integers,
+    num_rejected: Integers,
+    finished: Integers,
+    idx_mapping: Integers,
+    num_requests: Integers,
+) -> Integers:
+    result = np.full_like(cells, -1)
+    for row in range(num_requests[0]):
+        slot, start, stop = idx_mapping[row], query_start_loc[row], query_start_loc[row + 1] - num_rejected[row]
+        if 0 <= slot < len(finished) and not finished[slot]:
+            result[start:stop] = slot_mapping[start:stop]
+    return result
+
+
+def store_context(
+    cache: Floats,
+    context_kv: Floats,
+    k_norms: Floats,
+    rope_table: Floats,
+    positions: Integers,
+    cells: Integers,
+    eps: float,
+    num_tokens: Integers,
+) -> Floats:
+    result = cache.copy()
+    layers, _, blocks, block_size, kv_heads, head_dim = cache.shape
+    flat = result.reshape(layers, 2, blocks * block_size, kv_heads, head_dim)
+    cos, sin = np.split(rope_table.astype(np.float64), 2, axis=1)
+    for row in range(num_tokens[0]):
+        if cells[row] < 0:
+            continue
+        both = context_kv[row].astype(np.float64).reshape(layers, 2, kv_heads, head_dim)
+        keys = both[:, 0] / np.sqrt((both[:, 0] ** 2).mean(-1, keepdims=True) + eps) * k_norms[:, None, :]
+        first, second = np.split(keys, 2, axis=-1)
+        c, s = cos[positions[row]], sin[positions[row]]
+        flat[:, 0, cells[row]] = np.concatenate([first * c - second * s, second * c + first * s], axis=-1)
+        flat[:, 1, cells[row]] = both[:, 1]
+    return result
+
+
+def block_inputs(
+    rows: int,
+    queries: int,
+    num_computed: Integers,
+    last_sampled: Integers,
+    idx_mapping: Integers,
+    mask_token_id: int,
+    max_model_len: int,
+    num_requests: Integers,
+) -> dict[str, Integers]:
+    """Every output of the kernel by name, for R = rows and Q = queries."""
+    ids, positions = np.zeros((rows, queries), np.int32), np.zeros((rows, queries), np.int32)
+    picks = np.zeros((rows, queries - 1), np.int32)
+    context_lens, block_lens = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
+    for row in range(num_requests[0]):
+        slot = idx_mapping[row]
+        known = 0 <= slot < len(num_computed)
+        computed = num_computed[slot] if known else 0
+        ids[row] = mask_token_id
+        ids[row, 0] = last_sampled[slot] if known else mask_token_id
+        positions[row] = np.minimum(computed + np.arange(queries), max_model_len - 1)
+        picks[row] = row * queries + np.arange(1, queries)
+        context_lens[row] = computed
+        block_lens[row] = min(queries, max(max_model_len - computed, 0)) if known else 0
+    live = np.array([num_requests[0] * queries, num_requests[0] * (queries - 1)], np.int32)
+    return {
+        "block_ids": ids.ravel(),
+        "block_positions": positions.ravel(),
+        "pick_rows": picks.ravel(),
+        "context_lens": context_lens,
+        "block_lens": block_lens,
+        "block_live": live,
+    }
+
+
+def block_attention(
+    out: Floats,
+    qkv: Floats,
+    cache: Floats,
+    block_tables: Integers,
+    idx_mapping: Integers,
+    context_lens: Integers,
+    block_lens: Integers,
+    layer: int,
+    num_heads: int,
+    window: int,
+    causal: int,
+    scale: float,
+    num_tokens: Integers,
+) -> Floats:
+    _, _, _, block_size, kv_heads, head_dim = cache.shape
+    queries = len(out) // len(context_lens)
+    heads = qkv.reshape(len(qkv), -1, head_dim).astype(np.float64)
+    result = out.copy()
+    for row in range(num_tokens[0]):
+        request = row // queries
+        context, length = context_lens[request], block_lens[request]
+        table = np.maximum(block_tables[max(idx_mapping[request], 0)], 0)
+        stored = [cache[layer, :, table[at // block_size], at % block_size] for at in range(context)]
+        own = [heads[request * queries + i, num_heads:].reshape(2, kv_heads, head_dim) for i in range(length)]
+        at = np.arange(context + length)
+        distance = context + row % queries - at
+        seen = np.ones(len(at), bool)
+        if window:
+            seen &= np.abs(distance) < window
+        if causal:
+            seen &= distance >= 0
+        both = np.array([*stored, *own], np.float64).reshape(-1, 2, kv_heads, head_dim)[seen]
+        for head in range(num_heads):
+            keys, values = both[:, 0, head * kv_heads // num_heads], both[:, 1, head * kv_heads // num_heads]
+            weights = np.exp((scores := keys @ heads[row, head] * scale) - scores.max(initial=-np.inf))
+            result[row, head * head_dim : (head + 1) * head_dim] = weights @ values / weights.sum() if seen.any() else 0.0
+    return result
+
+
+def block_conv(
+    out: Floats, x: Floats, base_kernel: Floats, delta: Floats, side: int, queries: int, num_tokens: Integers
+) -> Floats:
+    _, taps, width = base_kernel.shape
+    kernels = delta.astype(np.float64).reshape(len(delta), 2, taps, -1)
+    result = out.copy()
+    for row in range(num_tokens[0]):
+        total = np.zeros(width)
+        for s in range(min(taps, row % queries + 1)):
+            kernel = base_kernel[side, s] + np.repeat(kernels[row, side, s], width // kernels.shape[-1])
+            total += kernel * x[row - s]
+        result[row] = total
+    return result
+
+
+def logit_scale(logits: Floats, multiplier: float, cap: float, num_rows: Integers) -> Floats:
+    result, live = logits.copy(), num_rows[0]
+    scaled = logits[:live].astype(np.float64) * multiplier
+    result[:live] = cap * np.tanh(scaled / cap) if cap else scaled
+    return result
+
+
+def scale_rows(x: Floats, factor: float, num_tokens: Integers) -> Floats:
+    result = x.copy()
+    result[: num_tokens[0]] *= np.float32(factor)
+    return result
+
+
+def top_candidates(
+    ids: Integers, values: Floats, logits: Floats, vocab_size: int, num_rows: Integers
+) -> tuple[Integers, Floats]:
+    """(ids, values) afterwards."""
+    ids, values, count = ids.copy(), values.copy(), ids.shape[1]
+    for row in range(num_rows[0]):
+        numbers = np.flatnonzero(~np.isnan(logits[row, :vocab_size]))
+        best = numbers[np.argsort(-logits[row, numbers], kind="stable")][:count]
+        ids[row], values[row] = 0, -np.inf
+        ids[row, : len(best)], values[row, : len(best)] = best, logits[row, best]
+    return ids, values
+
+
+def edge_scores(
+    scores: Floats,
+    ids: Integers,
+    values: Floats,
+    gate: Floats,
+    predecessors: Floats,
+    successors: Floats,
+    block_ids: Integers,
+    picks: int,
+    num_rows: Integers,
+) -> Floats:
+    result = scores.copy()
+    for row in range(num_rows[0]):
+        first = row % picks == 0
+        previous = block_ids[[row // picks * (picks + 1)]] if first else ids[row - 1]
+        edges = predecessors[np.clip(previous, 0, len(predecessors) - 1)].astype(np.float64) * gate[row]
+        result[row, : len(previous)] = values[row] + edges @ successors[ids[row]].astype(np.float64).T
+    return result
+
+
+def selector_walk(chosen: Integers, ids: Integers, scores: Floats, picks: int, num_requests: Integers) -> Integers:
+    result = chosen.copy()
+    for request in range(num_requests[0]):
+        before = 0
+        for row in range(request * picks, (request + 1) * picks):
+            line = np.where(np.isnan(scores[row, before]), -np.inf, scores[row, before])
+            before = int(np.argmax(line))
+            result[row] = ids[row, before]
+    return result
+
+
+def store_drafts(
+    draft_tokens: Integers,
+    num_draft: Integers,
+    chosen: Integers,
+    block_lens: Integers,
+    finished: Integers,
+    idx_mapping: Integers,
+    num_sampled: Integers,
+    num_requests: Integers,
+) -> tuple[Integers, Integers]:
+    """(draft_tokens, num_draft) afterwards."""
+    drafts, counts, k = draft_tokens.copy(), num_draft.copy(), draft_tokens.shape[1]
+    for row in range(num_requests[0]):
+        slot = idx_mapping[row]
+        if not 0 <= slot < len(drafts):
+            continue
+        proposes = num_sampled[row] > 0 and finished[slot] == 0
+        count = min(k, max(block_lens[row] - 1, 0)) if proposes else 0
+        drafts[slot], counts[slot] = -1, count
+        drafts[slot, :count] = chosen[row * k : row * k + count]
+    return drafts, counts
+
+

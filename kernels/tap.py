@@ -1,0 +1,24 @@
+"""Tap the residual stream: what a drafter reads of the target, laid beside the taps of other blocks."""
+
+from __future__ import annotations
+
+from kernels.lang import cuda, kernel
+
+
+@kernel(writes=("features",))
+def tap(features, residual, column, num_tokens):
+    """features[t, column : column + H] = residual[t] for the live tokens.
+
+    Args:
+        features: float32 [T, taps * H].
+        residual: float32 [T, H], after both additions of the tapped block and before the next norm.
+        column: int32, first column of the tap.
+        num_tokens: int32 [1], live rows.
+
+    Launch: a block a token, threads over the columns. Block `t` owns its part of row t. No barrier; safe under capture.
+    Oracle: oracle_dflash.tap.
+    """
+    width = residual.shape[1]
+    for row in range(cuda.blockIdx.x, num_tokens[0], cuda.gridDim.x):
+        for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
+            features[row, column + i] = residual[row, i]

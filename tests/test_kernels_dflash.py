@@ -1,0 +1,321 @@
+"""Every kernel of the block drafters against its NumPy oracle, under njit and in the simulator, over grids and block sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels import oracle_dflash as oracle
+from kernels.block_attention import block_attention
+from kernels.block_conv import block_conv
+from kernels.block_inputs import block_inputs
+from kernels.candidates import top_candidates
+from kernels.context_cells import context_cells
+from kernels.context_store import store_context
+from kernels.draft_store import store_drafts
+from kernels.logit_scale import logit_scale, scale_rows
+from kernels.selector import edge_scores, selector_walk
+from kernels.tap import tap
+from tests.kernel_cases import Launch, floats, guarded, launches, live, poisoned, untouched
+
+CAPACITY = 5
+EPS = 1e-6
+ROW_LAUNCHES = launches((1, 1), (2, 3), (7, 4), (1, 32))
+HEAD_LAUNCHES = launches((1, 1), ((2, 2), 3), ((5, 7), 2))
+
+
+def integers(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+@ROW_LAUNCHES
+@pytest.mark.parametrize("count", [0, 1, CAPACITY])
+@pytest.mark.parametrize("column", [0, 6, 12])
+def test_tap(launch: Launch, count: int, column: int) -> None:
+    args = {
+        "features": untouched(CAPACITY, 18),
+        "residual": poisoned(floats(1, CAPACITY, 6), count),
+        "column": column,
+        "num_tokens": live(count),
+    }
+    launch.check(tap, args, {"features": oracle.tap(**args)}, rtol=0, atol=0)
+
+
+@ROW_LAUNCHES
+def test_context_cells(launch: Launch) -> None:
+    """A chunk of a prompt, a verify row of 4 with 2 rejected, one with all accepted, a finished request, an unknown slot, pads."""
+    starts = integers(0, 3, 7, 11, 13, 14, 14)
+    args = {
+        "cells": untouched(17, dtype=np.int32),
+        "slot_mapping": np.where(np.arange(17) == 1, -1, 100 + np.arange(17)).astype(np.int32),
+        "query_start_loc": starts,
+        "num_rejected": integers(0, 2, 0, 1, 0, -7),
+        "finished": integers(0, 2, 0, 0),
+        "idx_mapping": integers(3, 0, 2, 1, 9, -7),
+        "num_requests": live(5),
+    }
+    expected = oracle.context_cells(**args)
+    launch.check(context_cells, args, {"cells": expected})
+    assert expected.tolist() == [100, -1, 102, 103, 104, -1, -1, 107, 108, 109, 110, *[-1] * 6]
+
+
+def rope_table(length: int, head_dim: int) -> np.ndarray:
+    angles = np.arange(length)[:, None] * 0.7 ** np.arange(head_dim // 2)
+    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+
+
+@HEAD_LAUNCHES
+@pytest.mark.parametrize(("layers", "kv_heads", "head_dim"), [(1, 1, 4), (3, 2, 6), (2, 3, 64)], ids=str)
+@pytest.mark.parametrize("block_size", [1, 4])
+@pytest.mark.parametrize("count", [0, 4])
+def test_store_context(launch: Launch, layers: int, kv_heads: int, head_dim: int, block_size: int, count: int) -> None:
+    args = {
+        "cache": floats(2, layers, 2, 12 // block_size, block_size, kv_heads, head_dim),
+        "context_kv": poisoned(floats(3, CAPACITY, layers * 2 * kv_heads * head_dim), count),
+        "k_norms": floats(4, layers, head_dim),
+        "rope_table": rope_table(20, head_dim),
+        "positions": poisoned(integers(19, 0, 7, 7, 1), count),
+        "cells": integers(11, -1, 0, 5, 6),  # a rejected row, and a stale cell behind the live rows
+        "eps": EPS,
+        "num_tokens": live(count),
+    }
+    launch.check(store_context, args, {"cache": oracle.store_context(**args)})
+
+
+def run_block_inputs(launch: Launch, rows: int, queries: int, count: int, **slots: np.ndarray) -> dict:
+    outputs = {
+        "block_ids": untouched(rows * queries, dtype=np.int32),
+        "block_positions": untouched(rows * queries, dtype=np.int32),
+        "pick_rows": untouched(rows * (queries - 1), dtype=np.int32),
+        "context_lens": untouched(rows, dtype=np.int32),
+        "block_lens": untouched(rows, dtype=np.int32),
+        "block_live": untouched(2, dtype=np.int32),
+    }
+    inputs = {"mask_token_id": 7, "max_model_len": 12, "num_requests": live(count), **slots}
+    expected = oracle.block_inputs(rows, queries, **inputs)
+    launch.check(block_inputs, {**outputs, **inputs}, expected)
+    return expected
+
+
+@ROW_LAUNCHES
+def test_block_inputs_of_the_public_fixture(launch: Launch) -> None:
+    """DFLASH.md 3.4: two requests, k = 2, anchors 42 and 88, mask 7, the third row a pad."""
+    slots = {"num_computed": integers(1, 0, 3), "last_sampled": integers(88, 5, 42), "idx_mapping": integers(2, 0, -1)}
+    expected = run_block_inputs(launch, 3, 3, 2, **slots)
+    assert expected["block_ids"].tolist() == [42, 7, 7, 88, 7, 7, 0, 0, 0]
+    assert expected["block_positions"].tolist() == [3, 4, 5, 1, 2, 3, 0, 0, 0]
+    assert (expected["context_lens"] + expected["block_lens"]).tolist() == [6, 4, 0]
+    assert expected["pick_rows"].tolist() == [1, 2, 4, 5, 0, 0]
+
+
+@ROW_LAUNCHES
+@pytest.mark.parametrize("computed", [8, 9, 10, 11, 12])
+@pytest.mark.parametrize("queries", [2, 4])
+def test_block_inputs_at_the_end_of_the_model_length(launch: Launch, computed: int, queries: int) -> None:
+    slots = {"num_computed": integers(computed, 3), "last_sampled": integers(1, 2), "idx_mapping": integers(0, 9)}
+    expected = run_block_inputs(launch, 2, queries, 2, **slots)
+    assert expected["block_positions"].max() <= 11
+    assert expected["block_lens"].tolist() == [min(queries, 12 - computed), 0]
+
+
+# Blocks of three slots scattered over the cache, -1 behind the last one; block 4 belongs to nobody and holds NaN.
+TABLES = integers(7, 2, 9, -1, -1, -1, -1, -1, 0, 8, 3, 5).reshape(3, 4)
+
+
+def attention_case(num_heads: int, kv_heads: int, head_dim: int, block_size: int, window: int, causal: int) -> dict:
+    queries, rows = 4, 3
+    cache = floats(5, 2, 2, 10, block_size, kv_heads, head_dim)
+    cache[:, :, 4] = np.nan
+    qkv = poisoned(floats(6, rows * queries, (num_heads + 2 * kv_heads) * head_dim), 2 * queries)
+    return {
+        "out": untouched(rows * queries, num_heads * head_dim),
+        "qkv": qkv,
+        "cache": cache,
+        "block_tables": TABLES,
+        "idx_mapping": integers(2, 0, -1),
+        "context_lens": integers(3 * block_size + 1, block_size, 0),
+        "block_lens": integers(4, 3, 0),
+        "layer": 1,
+        "num_heads": num_heads,
+        "window": window,
+        "causal": causal,
+        "scale": head_dim**-0.5,
+        "num_tokens": live(2 * queries),
+    }
+
+
+@launches((1, 1), ((2, 2), 3), ((5, 3), 2))
+@pytest.mark.parametrize(("num_heads", "kv_heads", "head_dim"), [(3, 1, 4), (4, 2, 6)], ids=str)
+@pytest.mark.parametrize("block_size", [1, 3])
+@pytest.mark.parametrize("window", [0, 1, 4, 7])
+@pytest.mark.parametrize("causal", [0, 1])
+def test_block_attention(
+    launch: Launch, num_heads: int, kv_heads: int, head_dim: int, block_size: int, window: int, causal: int
+) -> None:
+    args = attention_case(num_heads, kv_heads, head_dim, block_size, window, causal)
+    launch.check(block_attention, args, {"out": oracle.block_attention(**args)}, rtol=1e-4, atol=1e-5)
+
+
+@launches(((2, 1), 64))
+@pytest.mark.parametrize("context", [0, 124, 127, 128, 129, 290])
+def test_block_attention_across_chunks_of_keys(launch: Launch, context: int) -> None:
+    """The seam between context and block falls before, on and behind the border of a chunk; scores grow along the keys."""
+    args = attention_case(2, 1, 4, 100, 0, 0)
+    args["context_lens"] = integers(context, 0, 0)
+    args["cache"][1, 0, TABLES[2, :3], :, 0, 0] = np.linspace(0, 40, 300, dtype=np.float32).reshape(3, 100)
+    args["qkv"][:, [0, 4]] = 1.0
+    launch.check(block_attention, args, {"out": oracle.block_attention(**args)}, rtol=1e-4, atol=1e-5)
+
+
+@HEAD_LAUNCHES
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize(("taps", "groups", "queries"), [(2, 3, 4), (3, 1, 2), (1, 6, 3), (4, 2, 4)], ids=str)
+def test_block_conv(launch: Launch, side: int, taps: int, groups: int, queries: int) -> None:
+    count = 2 * queries
+    args = {
+        "out": untouched(3 * queries, 6),
+        "x": poisoned(floats(7, 3 * queries, 6), count),
+        "base_kernel": floats(8, 2, taps, 6),
+        "delta": poisoned(floats(9, 3 * queries, 2 * taps * groups), count),
+        "side": side,
+        "queries": queries,
+        "num_tokens": live(count),
+    }
+    launch.check(block_conv, args, {"out": oracle.block_conv(**args)})
+
+
+@HEAD_LAUNCHES
+@pytest.mark.parametrize(("multiplier", "cap"), [(0.2, 20.0), (3.0, 0.0), (0.19611613513818404, 2.0)])
+def test_logit_scale(launch: Launch, multiplier: float, cap: float) -> None:
+    logits = floats(10, CAPACITY, 9) * 30
+    logits[0, :2] = 1e4, -1e4
+    args = {"logits": guarded(logits, 3), "multiplier": multiplier, "cap": cap, "num_rows": live(3)}
+    launch.check(logit_scale, args, {"logits": oracle.logit_scale(**args)}, rtol=2e-6, atol=4e-6)
+
+
+@ROW_LAUNCHES
+def test_scale_rows(launch: Launch) -> None:
+    args = {"x": guarded(floats(11, CAPACITY, 9), 3), "factor": 22.6, "num_tokens": live(3)}
+    launch.check(scale_rows, args, {"x": oracle.scale_rows(**args)}, rtol=0, atol=0)
+
+
+def candidates_case(logits: np.ndarray, count: int, k: int, padding: int = 3) -> dict:
+    rows, vocab_size = logits.shape
+    wide = np.full((rows, vocab_size + padding), 1e9, np.float32)  # the padding would win
+    wide[:, :vocab_size] = logits
+    return {
+        "ids": untouched(rows, k, dtype=np.int32),
+        "values": untouched(rows, k),
+        "logits": poisoned(wide, count),
+        "vocab_size": vocab_size,
+        "num_rows": live(count),
+    }
+
+
+def check_candidates(launch: Launch, args: dict) -> None:
+    ids, values = oracle.top_candidates(**args)
+    launch.check(top_candidates, args, {"ids": ids, "values": values}, rtol=0, atol=0)
+
+
+@launches((1, 1), (3, 3), (1, 32))
+@pytest.mark.parametrize("k", [1, 4, 16])
+def test_top_candidates(launch: Launch, k: int) -> None:
+    """Ties inside a stretch and across its borders, NaN, infinities, zeros of both signs, fewer numbers than candidates."""
+    width = 1100
+    logits = np.stack([floats(12, 1, width)[0]] * 8)
+    logits[1] = logits[1].round(0)
+    logits[2, [511, 512, 3, 1024]] = 9.0
+    logits[3] = np.nan
+    logits[4, 20:] = np.nan
+    logits[4, [0, 5]] = -np.inf
+    logits[5, [600, 7]] = np.inf
+    logits[6] = -1.0
+    logits[6, [2, 513]], logits[6, 700] = 0.0, -0.0
+    logits[7, 3:] = -np.inf
+    check_candidates(launch, candidates_case(logits, 8, k))
+
+
+@launches((2, 5))
+@pytest.mark.parametrize("vocab_size", [1, 5, 511, 512, 513])
+def test_top_candidates_of_a_small_vocabulary(launch: Launch, vocab_size: int) -> None:
+    check_candidates(launch, candidates_case(floats(13, 3, vocab_size), 2, min(vocab_size, 6)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_top_candidates_with_many_ties(data: st.DataObject) -> None:
+    width = data.draw(st.integers(1, 1600))
+    seed = data.draw(st.integers(0, 10**6))
+    rng = np.random.default_rng(seed)
+    values = np.array(data.draw(st.lists(st.sampled_from([np.nan, -np.inf, -1.0, -0.0, 0.0, 2.0, np.inf]), min_size=1, max_size=4)))
+    check_candidates(Launch("cpu"), candidates_case(rng.choice(values, (2, width)).astype(np.float32), 2, min(width, 9)))
+
+
+def test_top_candidates_of_a_vocabulary_beyond_a_thousand_stretches() -> None:
+    check_candidates(Launch("cpu"), candidates_case(floats(14, 2, 600_000), 2, 16))
+
+
+def lattice(picks: int = 3, count: int = 4, rank: int = 5, vocab_size: int = 11) -> dict:
+    rows = 3 * picks
+    rng = np.random.default_rng(15)
+    ids = np.stack([rng.permutation(vocab_size)[:count] for _ in range(rows)]).astype(np.int32)
+    block_ids = np.full(3 * (picks + 1), 7, np.int32)
+    block_ids[:: picks + 1] = 10, -1, 99  # an anchor; two of rows that propose nothing
+    return {
+        "scores": untouched(rows, count, count),
+        "ids": ids,
+        "values": floats(16, rows, count),
+        "gate": poisoned(floats(17, rows, rank), 2 * picks),
+        "predecessors": floats(18, vocab_size, rank),
+        "successors": floats(19, vocab_size, rank),
+        "block_ids": block_ids,
+        "picks": picks,
+        "num_rows": live(2 * picks),
+    }
+
+
+@ROW_LAUNCHES
+@pytest.mark.parametrize("picks", [1, 3])
+def test_edge_scores(launch: Launch, picks: int) -> None:
+    args = lattice(picks)
+    launch.check(edge_scores, args, {"scores": oracle.edge_scores(**args)})
+
+
+@ROW_LAUNCHES
+def test_selector_walk(launch: Launch) -> None:
+    """Random scores, ties, and NaN in a line that the walk passes."""
+    scores = floats(20, 12, 4, 4)
+    scores[0, 0], scores[4, 0] = (1, 3, 3, 2), np.nan
+    scores[5, 0, 3] = np.nan
+    args = {
+        "chosen": untouched(12, dtype=np.int32),
+        "ids": np.arange(48, dtype=np.int32).reshape(12, 4) * 3,
+        "scores": scores,
+        "picks": 4,
+        "num_requests": live(2),
+    }
+    expected = oracle.selector_walk(**args)
+    launch.check(selector_walk, args, {"chosen": expected})
+    assert expected[0] == 3
+    assert expected[4] == args["ids"][4, 0]
+
+
+@ROW_LAUNCHES
+def test_store_drafts(launch: Launch) -> None:
+    """A whole block, one cut by the model length, one of its anchor alone, a chunk of a prompt, a finished row, no slot, a pad."""
+    args = {
+        "draft_tokens": untouched(7, 3, dtype=np.int32),
+        "num_draft": untouched(7, dtype=np.int32),
+        "chosen": np.arange(100, 121, dtype=np.int32),
+        "block_lens": integers(4, 3, 1, 4, 4, 4, 4),
+        "finished": integers(0, 0, 0, 0, 1, 0, 0),
+        "idx_mapping": integers(2, 0, 1, 3, 4, 7, 5),
+        "num_sampled": integers(1, 2, 4, 0, 1, 1, 1),
+        "num_requests": live(6),
+    }
+    drafts, counts = oracle.store_drafts(**args)
+    launch.check(store_drafts, args, {"draft_tokens": drafts, "num_draft": counts})
+    assert drafts.tolist() == [[103, 104, -1], [-1] * 3, [100, 101, 102], [-1] * 3, [-1] * 3, [-7] * 3, [-7] * 3]
+    assert counts.tolist() == [2, 0, 3, 0, 0, -7, -7]
