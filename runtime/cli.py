@@ -237,7 +237,8 @@ def _answer(engine: Engine, settings: RunConfig, prompts: list[Prompt], *, as_js
         if printer is not None:
             printer.interrupt()
     if as_json:
-        print(json.dumps(record.as_dict(), ensure_ascii=False), flush=True)
+        values = record.as_dict() | {"paths": engine.info().get("paths", {})}
+        print(json.dumps(values, ensure_ascii=False), flush=True)
     note = " | interrupted" if interrupted else ""
     print(stats_line(record.totals()) + note, file=sys.stderr, flush=True)
     return not interrupted

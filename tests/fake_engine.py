@@ -44,7 +44,7 @@ class FakeEngine:
         if config.model.source == "broken":
             raise CheckpointError("model.source = broken: truncated at byte 7; fetch it again")
         if progress is not None:
-            with progress("reading weights") as advance:
+            with progress("reading weights", "bytes") as advance:
                 advance(1024, 1024)
         return cls(config)
 
