@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from graphs.cpu_executor import CpuExecutor
+from kernels.lang import SIMULATED
 from runtime.cli import app
 from runtime.errors import ConfigError, DraftgraphError
 from runtime.gates import g1, g2, gates
@@ -323,3 +324,14 @@ def test_the_command_refuses_what_it_does_not_know() -> None:
         result = CliRunner().invoke(app, ["gates", *arguments])
         assert result.exit_code == 2
         assert message in result.output
+
+
+@pytest.mark.skipif(not SIMULATED, reason="this process was started for a GPU")
+def test_the_whole_engine_thread_by_thread() -> None:
+    """The same case in Numba's simulator, four threads a block: what a race between threads would change, it changes."""
+    from graphs.simulator_executor import SimulatorExecutor
+
+    case = Case(k=1, batch=3, prompt="k+1", accept="alternating", stop="max_tokens", seed=5)
+    for gate in ("G1", "G2"):
+        report = run_gate(gate, SimulatorExecutor(max_threads=4), cases=[case])
+        assert report.verdict is Verdict.SATISFIED, render_reports([report])
