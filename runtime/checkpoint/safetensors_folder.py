@@ -1,0 +1,107 @@
+"""A folder of safetensors, one file or shards with an index: which tensors it holds, and their way into host memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.checkpoint.safetensors_header import READABLE, StoredTensor, read_safetensors_header
+from runtime.checkpoint.storage import bfloat16_to_float32, row_chunks, store
+from runtime.checkpoint.weights import Progress, WeightArray, WeightDtype
+from runtime.errors import CheckpointError
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_SAME_STORAGE: dict[str, WeightDtype] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def check_readable(folder: Path, tensors: Mapping[str, StoredTensor]) -> None:
+    """CheckpointError that names every tensor of a dtype that weights cannot have."""
+    strange = [f"{tensor.name} ({tensor.dtype})" for tensor in tensors.values() if tensor.dtype not in READABLE]
+    if strange:
+        raise CheckpointError(f"{folder}: weights can be {', '.join(READABLE)}; these are not: {', '.join(strange)}")
+
+
+def copy_tensors(
+    tensors: Mapping[str, StoredTensor],
+    destinations: Mapping[str, WeightArray],
+    dtype: WeightDtype,
+    progress: Progress | None = None,
+) -> None:
+    """Copy or convert tensor by tensor straight into `destinations`, by name, in chunks of rows.
+
+    Raises CheckpointError for a file that cannot be read, or values that overflow float16.
+    """
+    done, total = 0, sum(tensors[name].nbytes for name in destinations)
+    for name, destination in destinations.items():
+        tensor = tensors[name]
+        raw = _mapped(tensor)
+        for rows in row_chunks(tensor.shape):
+            if _SAME_STORAGE[tensor.dtype] == dtype:
+                destination[rows] = raw[rows]
+            else:
+                store(destination[rows], _as_float32(raw[rows], tensor.dtype), dtype, name)
+            done += raw[rows].nbytes
+            if progress is not None:
+                progress(done, total)
+
+
+def _mapped(tensor: StoredTensor) -> npt.NDArray[Any]:
+    try:
+        return np.memmap(tensor.path, READABLE[tensor.dtype], "r", tensor.offset, tensor.shape)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{tensor.path}: cannot read tensor {tensor.name!r}: {error}") from error
+
+
+def _as_float32(raw: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.float32]:
+    return bfloat16_to_float32(raw) if dtype == "BF16" else raw.astype(np.float32)
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; CheckpointError when it is missing or none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: is missing; a Hugging Face checkpoint needs it") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: is corrupt: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: is corrupt: it holds {type(value).__name__}, not a JSON object")
+    return value
+
+
+def open_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Every weight of the folder. Old exports hold rotary inv_freq buffers, which the model computes: left out."""
+    if (folder / SINGLE).is_file():
+        tensors = read_safetensors_header(folder / SINGLE)
+    elif (folder / INDEX).is_file():
+        tensors = _open_shards(folder)
+    else:
+        held = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
+        raise CheckpointError(f"{folder}: holds neither {SINGLE} nor {INDEX}; it holds {held}")
+    return {name: tensor for name, tensor in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
+
+
+def _open_shards(folder: Path) -> dict[str, StoredTensor]:
+    weight_map = read_json_object(folder / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+        raise CheckpointError(f"{folder / INDEX}: is corrupt: weight_map must map tensor names to file names")
+    shards = sorted(set(weight_map.values()))
+    outside = [shard for shard in shards if Path(shard).name != shard]
+    if outside:
+        raise CheckpointError(f"{folder / INDEX}: shards must lie in the same folder, not {', '.join(outside)}")
+    missing = [shard for shard in shards if not (folder / shard).is_file()]
+    if missing:
+        raise CheckpointError(f"{folder}: {INDEX} names shards that are missing: {', '.join(missing)}; fetch them again")
+    headers = {shard: read_safetensors_header(folder / shard) for shard in shards}
+    astray = [f"{name} in {shard}" for name, shard in weight_map.items() if name not in headers[shard]]
+    if astray:
+        raise CheckpointError(f"{folder}: {INDEX} names tensors that their shards lack: {', '.join(astray)}")
+    # Tensors that a shard holds beside the index count too, so that they are reported as unexpected.
+    return {name: tensor for shard in shards for name, tensor in headers[shard].items()}
