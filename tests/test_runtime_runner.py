@@ -1,0 +1,217 @@
+"""Runner: which graph a step takes, what is staged for it, and what an admission leaves of a slot's former owner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graphs.arrays import SlotState
+from graphs.key import Family, GraphKey
+from runtime.engine import Engine
+from runtime.runner import Runner
+from runtime.sampling import SamplingParams
+from tests.tiny_engine import EOS, LOOPING, open_tiny, tiny_reference
+
+OPEN = SamplingParams(max_tokens=12, ignore_eos=True)
+PROMPT = [5, 6, 7, 5, 6, 7, 5]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_reference(tmp_path_factory.mktemp("looping"), LOOPING).model.path
+
+
+@pytest.fixture
+def opened(model: Path) -> Iterator[Callable[..., tuple[Engine, Runner]]]:
+    engines: list[Engine] = []
+
+    def open_one(**settings: Any) -> tuple[Engine, Runner]:
+        engine = open_tiny(model, **({"runner__async": False} | settings))
+        engines.append(engine)
+        assert isinstance(engine.runner, Runner)
+        return engine, engine.runner
+
+    yield open_one
+    for engine in engines:
+        engine.close()
+
+
+def launched(runner: Runner) -> list[GraphKey]:
+    """Every key from now on, in the order of its launch."""
+    keys: list[GraphKey] = []
+    launch = runner.library.launch
+
+    def note(key: GraphKey) -> None:
+        keys.append(key)
+        launch(key)
+
+    runner.library.launch = note  # type: ignore[method-assign]
+    return keys
+
+
+# ---- graphs -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [0, 1, 2, 5])
+def test_captured_sizes_are_whole_requests_and_each_once(opened: Callable[..., tuple[Engine, Runner]], k: int) -> None:
+    """B14."""
+    _, runner = opened(k=k, scheduler__max_num_seqs=8, graphs__buckets=[1, 2, 4, 8, 2, 64])
+    keys = runner.keys()
+    assert len(keys) == len(set(keys)) == len(runner.library.graphs)
+    uniform = [key for key in keys if key.family in (Family.DECODE, Family.VERIFY)]
+    assert [(key.num_requests, key.num_tokens) for key in uniform] == [(rows, rows * (1 + k)) for rows in (1, 2, 4, 8)]
+    proposals = [key.num_requests for key in keys if key.family is Family.PROPOSE]
+    assert proposals == ([1, 2, 4, 8] if k else [])
+    # B16: what is captured has the nodes of a fresh recording, whatever was captured before it.
+    for key, graph in runner.library.graphs.items():
+        assert graph.num_nodes == len(runner.library.traces[key].nodes) == graph.executable.num_nodes  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 12, 16, 28])
+def test_a_step_that_prefills_never_takes_the_graph_of_verify_rows(
+    opened: Callable[..., tuple[Engine, Runner]], length: int
+) -> None:
+    """B13: a prompt of exactly 1 + k = 4 tokens, or a last chunk of 4, has the shape of a verify row."""
+    engine, runner = opened(k=3, scheduler__max_num_batched_tokens=12)
+    keys = launched(runner)
+    engine.generate([3 + i % 20 for i in range(length)], OPEN)
+    targets = [key for key in keys if key.family is not Family.PROPOSE]
+    chunks = -(-length // 12)
+    assert [key.family for key in targets[:chunks]] == [Family.MIXED] * chunks
+    assert {key.family for key in targets[chunks:]} == {Family.VERIFY}
+    # Every step proposes, the one that ends a prefill too.
+    assert [key.family is Family.PROPOSE for key in keys] == [False, True] * len(targets)
+
+
+def test_the_first_decode_step_verifies_drafts(opened: Callable[..., tuple[Engine, Runner]]) -> None:
+    """Every likely id stands in the prompt, so that the first token, whatever it is, has an earlier occurrence."""
+    engine, runner = opened(k=3)
+    generation = engine.submit([*range(24), 3, 4, 5], OPEN)
+    engine.step()
+    first = generation.request.output_token_ids[0]
+    assert runner.device.download(runner._state.draft_tokens)[0, 0] == first + 1
+    engine.step()
+    assert generation.request.acceptance.num_drafts == 1
+
+
+def test_a_short_batch_takes_the_smallest_bucket_that_holds_it(opened: Callable[..., tuple[Engine, Runner]]) -> None:
+    engine, runner = opened(k=1, scheduler__max_num_seqs=8, graphs__buckets=[2, 5])
+    keys = launched(runner)
+    for prompt in ([5], [6, 7], [8]):
+        engine.submit(prompt, OPEN)
+    while engine.has_unfinished:
+        engine.step()
+    assert {key.num_requests for key in keys if key.family is Family.VERIFY} <= {2, 5}
+    assert GraphKey.uniform(5, 2) in keys
+
+
+# ---- staging ------------------------------------------------------------------------------------------------------------------
+
+
+def test_every_element_is_staged_at_every_step(opened: Callable[..., tuple[Engine, Runner]]) -> None:
+    """Rows of an earlier, larger batch must not show behind a smaller one: pads are slot -1 and empty."""
+    engine, runner = opened(k=1, scheduler__max_num_seqs=4, poison=True)
+    first = [engine.submit([5 + i], OPEN) for i in range(4)]
+    engine.step()
+    engine.step()
+    for generation in first[1:]:
+        engine.cancel(generation.request.request_id)
+    engine.step()
+    inputs = runner._step.inputs
+    slot = first[0].request.slot
+    assert runner.device.download(inputs.live).tolist() == [2, 1, 2]
+    assert runner.device.download(inputs.idx_mapping).tolist() == [slot, -1, -1, -1]
+    assert runner.device.download(inputs.query_start_loc).tolist() == [0, 2, 2, 2, 2]
+    assert runner.device.download(inputs.cu_num_logits).tolist() == [0, 2, 2, 2, 2]
+
+
+def test_an_admission_writes_every_field_of_its_slot_and_of_no_other(opened: Callable[..., tuple[Engine, Runner]]) -> None:
+    """B1: whatever the slot held. -7 stands for the former owner."""
+    engine, runner = opened(k=3, scheduler__max_num_batched_tokens=4, scheduler__max_num_seqs=2)
+    state, device = runner._state, runner.device
+    names = [name for name in SlotState.__dataclass_fields__ if name != "block_tables"]
+    for name in names:
+        array = getattr(state, name)
+        device.upload(array, np.full(array.shape, -7, np.int32))
+    prompt = [3 + i for i in range(9)]
+    engine.submit(prompt, SamplingParams(max_tokens=10, min_tokens=2, stop_token_ids=(20, EOS)))
+    engine.step()  # four of nine tokens: nothing is emitted yet
+    held = {name: device.download(getattr(state, name)) for name in names}
+    expected: dict[str, Any] = {
+        "num_computed": 4,
+        "total_len": 9,
+        "last_sampled": 0,
+        "num_draft": 0,
+        "finished": 0,
+        "prefill_len": 9,
+        "max_total_len": 19,
+        "min_total_len": 11,
+        "draft_tokens": [-1, -1, -1],
+        "history": [*prompt, *[-1] * (64 - 9)],
+        "stop_ids": [20, EOS, *[-1] * (held["stop_ids"].shape[1] - 2)],
+    }
+    assert set(expected) == set(names)
+    for name, values in held.items():
+        assert values[0].tolist() == expected[name], name
+        assert np.all(values[1] == -7), name
+
+
+def test_a_slot_that_changes_hands_keeps_no_block_of_its_former_owner(opened: Callable[..., tuple[Engine, Runner]]) -> None:
+    engine, runner = opened(k=1, scheduler__max_num_seqs=1, scheduler__num_blocks=16)
+    engine.generate([[5] * 40], SamplingParams(max_tokens=4, ignore_eos=True))
+    tables = runner.device.download(runner._state.block_tables)
+    assert np.count_nonzero(tables >= 0) >= 10
+    generation = engine.submit([6], SamplingParams(max_tokens=4, ignore_eos=True))
+    engine.step()
+    tables = runner.device.download(runner._state.block_tables)
+    table = engine.scheduler.blocks.table(generation.request.request_id)
+    assert tables[0].tolist() == [*table, *[-1] * (16 - len(table))]
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        (SamplingParams(), [EOS]),
+        (SamplingParams(ignore_eos=True), []),
+        (SamplingParams(stop_token_ids=(9, 9, 4)), [9, 4, EOS]),
+        (SamplingParams(stop_token_ids=(EOS, 9), ignore_eos=True), [EOS, 9]),
+        (SamplingParams(stop_token_ids=tuple(range(100, 164))), [*range(100, 164), EOS]),
+    ],
+)
+def test_stop_ids_of_a_request(opened: Callable[..., tuple[Engine, Runner]], params: SamplingParams, expected: list[int]) -> None:
+    engine, runner = opened()
+    engine.submit(PROMPT, params)
+    engine.step()
+    row = runner.device.download(runner._state.stop_ids)[0].tolist()
+    assert row == [*expected, *[-1] * (len(row) - len(expected))]
+
+
+# ---- life ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_outcome_is_collected_once(opened: Callable[..., tuple[Engine, Runner]]) -> None:
+    engine, runner = opened()
+    engine.submit(PROMPT, OPEN)
+    plan = engine.scheduler.schedule()
+    assert plan is not None
+    outcome = runner.launch(plan)
+    result = outcome.collect()
+    assert (len(result.sampled), list(result.num_sampled)) == (1, [1])
+    with pytest.raises(Exception, match="collected before"):
+        outcome.collect()
+    engine.scheduler.update(plan, result)
+
+
+def test_info_and_close(opened: Callable[..., tuple[Engine, Runner]]) -> None:
+    _, runner = opened(mirror__policy="integrated")
+    info = runner.info()
+    assert info["mirror_policy"].startswith("integrated")
+    assert len(info["graphs"]["captured"]) == len(runner.keys())
+    assert info["memory_bytes"]["device"] > 0
+    runner.close()
+    runner.close()
+    assert sum(runner.device.allocated_bytes().values()) == 0
