@@ -335,3 +335,9 @@ def test_the_whole_engine_thread_by_thread() -> None:
     for gate in ("G1", "G2"):
         report = run_gate(gate, SimulatorExecutor(max_threads=4), cases=[case])
         assert report.verdict is Verdict.SATISFIED, render_reports([report])
+
+
+def test_g2_without_speculation_is_not_measured() -> None:
+    report = report_of("G2", Case(speculator="none", k=0))
+    assert report.verdict is Verdict.NOT_MEASURED
+    assert "NOT MEASURED" in render_reports([report])

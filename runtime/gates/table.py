@@ -20,7 +20,7 @@ def _lines(report: GateReport) -> Iterator[str]:
     yield f"    {figures['cases']} cases, {figures.get('steps', 0)} steps, {figures['seconds']} s"
     if "late" in figures:
         yield f"    outcomes collected late {figures['late']}, at once {figures['at_once']}"
-    width = max(len(axis.name) for axis in report.axes)
+    width = max((len(axis.name) for axis in report.axes), default=0)
     for axis in report.axes:
         yield f"    {axis.name:{width}}  {axis.detail:24}  {axis.verdict.value}"
     for finding in report.findings[:MOST_FINDINGS]:
