@@ -25,7 +25,8 @@ class GraphKey:
         family: what the graph computes.
         num_requests: rows R it was captured for; a step of fewer rows is padded up to it.
         query_len: tokens of each row (1 for decode, 1 + k for verify), 0 where rows differ (mixed) or have none (propose).
-        num_tokens: token rows T it was captured for: R * query_len, or the token bucket of a mixed step.
+        num_tokens: token rows T it was captured for: R * query_len, or the token bucket of a mixed step. Of a propose graph: those
+            of the step in front of it where the proposer reads them, else 0.
     """
 
     family: Family
@@ -35,7 +36,8 @@ class GraphKey:
 
     def __str__(self) -> str:
         if self.family is Family.PROPOSE:
-            return f"propose[R={self.num_requests}]"
+            tokens = f",T={self.num_tokens}" if self.num_tokens else ""
+            return f"propose[R={self.num_requests}{tokens}]"
         sizes = f"R={self.num_requests},T={self.num_tokens}"
         return f"{self.family.value}[{sizes}]" if not self.query_len else f"{self.family.value}[{sizes},q={self.query_len}]"
 
@@ -50,8 +52,8 @@ class GraphKey:
         return cls(Family.MIXED, num_requests, 0, num_tokens)
 
     @classmethod
-    def propose(cls, num_requests: int) -> GraphKey:
-        return cls(Family.PROPOSE, num_requests, 0, 0)
+    def propose(cls, num_requests: int, num_tokens: int = 0) -> GraphKey:
+        return cls(Family.PROPOSE, num_requests, 0, num_tokens)
 
 
 class Buckets:

@@ -13,7 +13,14 @@ SEARCH_THREADS = 128
 
 
 class Proposer(Protocol):
-    """What drafts the next tokens. Its ids reach the target as candidates only: a wrong one costs acceptance, never text."""
+    """What drafts the next tokens. Its ids reach the target as candidates only: a wrong one costs acceptance, never text.
+
+    Attributes:
+        appends_context: whether it reads the token rows of the step in front of it: its graphs are then sized by them as well.
+    """
+
+    @property
+    def appends_context(self) -> bool: ...
 
     def record(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:
         """Record draft_tokens and num_draft of the slots of key.num_requests rows that have just committed tokens."""
@@ -26,6 +33,8 @@ class NgramProposer:
     Args:
         min_n, max_n: shortest and longest suffix that is looked up, in tokens; the longest match wins.
     """
+
+    appends_context = False
 
     def __init__(self, *, min_n: int, max_n: int) -> None:
         self.min_n = min_n

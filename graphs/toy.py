@@ -58,6 +58,8 @@ class ScriptedProposer:
         memory: as of the target.
     """
 
+    appends_context = False
+
     def __init__(self, script: Array, *, memory: bool) -> None:
         self._script, self._memory = script, int(memory)
 

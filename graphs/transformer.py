@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from graphs.arrays import LayerArrays, ModelArrays, Scratch, SlotState, StepArrays
 from graphs.launch import Array, Launcher
+from graphs.taps import TargetTaps
 from kernels.argmax import argmax
 from kernels.attention import paged_attention
 from kernels.bias import add_bias
@@ -24,23 +25,31 @@ class DecoderTarget:
     Args:
         model: weights and KV cache on the device.
         scratch: activations, sized for the largest step.
+        taps: what a drafter reads of this target; None leaves the launches as they are.
     """
 
-    def __init__(self, model: ModelArrays, scratch: Scratch) -> None:
+    def __init__(self, model: ModelArrays, scratch: Scratch, taps: TargetTaps | None = None) -> None:
         self.model = model
         self.scratch = scratch
+        self.taps = taps
 
     @property
     def row_argmax(self) -> Array:
         return self.scratch.row_argmax
 
     def record(self, launch: Launcher, state: SlotState, step: StepArrays, num_tokens: int, num_logits: int) -> None:
-        record_forward(launch, self.model, self.scratch, state, step, num_tokens)
+        record_forward(launch, self.model, self.scratch, state, step, num_tokens, self.taps)
         record_logits(launch, self.model, self.scratch, step, num_logits)
 
 
 def record_forward(
-    launch: Launcher, model: ModelArrays, scratch: Scratch, state: SlotState, step: StepArrays, num_tokens: int
+    launch: Launcher,
+    model: ModelArrays,
+    scratch: Scratch,
+    state: SlotState,
+    step: StepArrays,
+    num_tokens: int,
+    taps: TargetTaps | None = None,
 ) -> None:
     """Embed `num_tokens` rows of input ids and run every block; the final norm ends up in scratch.normed [T, H]."""
     eps = model.shape.rms_norm_eps
@@ -52,13 +61,15 @@ def record_forward(
     launch.launch(embed, num_tokens, THREADS, residual, model.embed, step.input_token_ids[:num_tokens], live)
     launch.launch(rms_norm, num_tokens, THREADS, normed, residual, model.layers[0].input_norm, eps, live)
     norms_after = [layer.input_norm for layer in model.layers[1:]] + [model.final_norm]
-    for layer, norm_after in zip(model.layers, norms_after, strict=True):
+    for index, (layer, norm_after) in enumerate(zip(model.layers, norms_after, strict=True)):
         _record_attention(launch, model, layer, scratch, state, step, num_tokens)
         launch.launch(add_rms_norm, num_tokens, THREADS, normed, residual, projected, layer.post_norm, eps, live)
         launch.matmul(gate_up, normed, layer.gate_up, live)
         launch.launch(swiglu, num_tokens, THREADS, activated, gate_up, live)
         launch.matmul(projected, activated, layer.down, live)
         launch.launch(add_rms_norm, num_tokens, THREADS, normed, residual, projected, norm_after, eps, live)
+        if taps is not None:
+            taps.record(launch, index, residual, live)
 
 
 def _record_attention(

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from graphs.arrays import Scratch
-from graphs.propose import NgramProposer, Proposer
 from graphs.transformer import DecoderTarget
 from runtime.chat import ChatTemplate
 from runtime.checkpoint.checkpoint import Checkpoint, open_checkpoint
@@ -31,6 +30,7 @@ from runtime.prompts import PromptEncoder
 from runtime.runner import Runner, RunnerOptions
 from runtime.sampling import MAX_STOP_TOKEN_IDS
 from runtime.scheduler import Scheduler, SchedulerLimits
+from runtime.speculators.proposers import Speculator
 from runtime.step_buffers import StepSizes
 from runtime.tokenizer import Tokenizer
 
@@ -55,6 +55,7 @@ def assemble(
     logger.info("device: %s (%s)", kind, reason)
     arm = resolve_arm(config.runner)
     dtype = weight_dtype(config, kind)
+    speculator = Speculator(config.speculator, spec, dtype)
     device = on_device or open_device(kind, poison=config.mirror.poison)
     try:
         policy = resolve_policy(config.mirror.policy, device)
@@ -63,7 +64,8 @@ def assemble(
         # On a CPU the weights are where they stay; a GPU has yet to take them.
         to_come = sum(values.nbytes for values in destinations(spec, weights).values()) if kind == "cuda" else 0
         free = int((device.free_bytes() - to_come) * KV_SHARES[kind])
-        blocks = BlockAllocator(_num_blocks(config, spec, sizes, free), sizes.block_size)
+        block_bytes = kv_cache_bytes(spec, 1, sizes.block_size) + speculator.cache_bytes(1, sizes.block_size)
+        blocks = BlockAllocator(_num_blocks(config, sizes, block_bytes, free), sizes.block_size)
         # A pool smaller than the longest sequence is the limit then, on the device as in the scheduler, which is told the
         # length that was asked for as well: a request that the pool ends needs more blocks, not a larger max_model_len.
         asked_model_len = sizes.max_model_len
@@ -76,7 +78,9 @@ def assemble(
             num_blocks=blocks.num_blocks,
             block_size=sizes.block_size,
         )
-        target = DecoderTarget(model, allocate_scratch(device, spec, sizes))
+        with _bar(progress if speculator.drafter else None, "loading drafter", "bytes") as advance:
+            speculation = speculator.build(device, model, sizes, blocks.num_blocks, advance)
+        target = DecoderTarget(model, allocate_scratch(device, spec, sizes), speculation.taps)
         eos = checkpoint.tokenizer.eos_token_ids
         options = RunnerOptions(
             steps_in_flight=arm.steps_in_flight,
@@ -87,7 +91,7 @@ def assemble(
             poison=config.mirror.poison,
             dot_folder=None if config.graphs.dot is None else Path(config.graphs.dot),
         )
-        runner = Runner(device, target, _proposer(config), sizes, policy, options)
+        runner = Runner(device, target, speculation.proposer, sizes, policy, options)
         with _bar(progress, "capturing graphs", "graphs") as advance:
             runner.capture(advance)
     except BaseException:
@@ -99,7 +103,7 @@ def assemble(
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         num_speculative_tokens=sizes.num_speculative_tokens,
     )
-    description = _describe(config, spec, sizes, blocks, f"{kind}: {device.description} ({reason})", dtype, arm)
+    description = _describe(config, spec, sizes, blocks, f"{kind}: {device.description} ({reason})", dtype, arm, speculator)
     return Engine(
         runner,
         Scheduler(limits, blocks),
@@ -202,15 +206,8 @@ def _prompt_encoder(config: RunConfig, checkpoint: Checkpoint, tokenizer: Tokeni
     )
 
 
-def _proposer(config: RunConfig) -> Proposer | None:
-    speculator = config.speculator
-    if speculator.k == 0:
-        return None
-    return NgramProposer(min_n=speculator.ngram_min, max_n=speculator.ngram_max)
-
-
-def _num_blocks(config: RunConfig, spec: ModelSpec, sizes: StepSizes, budget: int) -> int:
-    """scheduler.num_blocks, or as many as every slot at full length can use, within `budget` bytes.
+def _num_blocks(config: RunConfig, sizes: StepSizes, block: int, budget: int) -> int:
+    """scheduler.num_blocks, or as many of `block` bytes as every slot at full length can use, within `budget` bytes.
 
     Raises:
         DeviceError: not even one request of a few tokens fits.
@@ -218,7 +215,6 @@ def _num_blocks(config: RunConfig, spec: ModelSpec, sizes: StepSizes, budget: in
     if config.scheduler.num_blocks != "auto":
         return config.scheduler.num_blocks
     wanted = sizes.max_num_seqs * sizes.blocks_per_slot
-    block = kv_cache_bytes(spec, 1, sizes.block_size)
     affordable = budget // block
     if affordable < 1:
         raise DeviceError(
@@ -233,7 +229,14 @@ def _bar(progress: ProgressBars | None, title: str, unit: str) -> AbstractContex
 
 
 def _describe(
-    config: RunConfig, spec: ModelSpec, sizes: StepSizes, blocks: BlockAllocator, device: str, dtype: str, arm: ExecutionArm
+    config: RunConfig,
+    spec: ModelSpec,
+    sizes: StepSizes,
+    blocks: BlockAllocator,
+    device: str,
+    dtype: str,
+    arm: ExecutionArm,
+    speculator: Speculator,
 ) -> dict[str, Any]:
     return {
         "device": device,
@@ -257,7 +260,8 @@ def _describe(
             "block_size": sizes.block_size,
             "num_blocks": blocks.num_blocks,
             "kv_cache_bytes": kv_cache_bytes(spec, blocks.num_blocks, sizes.block_size),
+            "draft_kv_cache_bytes": speculator.cache_bytes(blocks.num_blocks, sizes.block_size),
         },
-        "speculator": {"method": config.speculator.method, "num_speculative_tokens": sizes.num_speculative_tokens},
+        "speculator": speculator.describe(),
         "runner": {"async": arm.asynchronous, "steps_in_flight": arm.steps_in_flight, "arm": str(arm)},
     }

@@ -120,7 +120,8 @@ class SchedulerConfig(Section):
 class SpeculatorConfig(Section):
     """Who proposes drafts. `k` is what the rest of the program reads."""
 
-    method: Literal["none", "ngram"] = "none"
+    method: Literal["none", "ngram", "dflash"] = "none"
+    draft_source: str | None = Field(default=None, min_length=1)
     num_speculative_tokens: int = Field(default=4, ge=0, le=64)
     ngram_min: int = Field(default=1, ge=1)
     ngram_max: int = Field(default=4, ge=1)
@@ -195,6 +196,8 @@ def _contradictions(config: RunConfig) -> list[str]:
         )
     if scheduler.max_model_len != "auto" and scheduler.max_model_len < 2:
         problems.append("scheduler.max_model_len = 1: must hold a prompt token and one new token; set at least 2")
+    if speculator.method == "dflash" and speculator.draft_source is None:
+        problems.append("speculator.draft_source: missing; method = dflash needs the folder of a drafter, or hf:ORG/NAME")
     if speculator.ngram_min > speculator.ngram_max:
         problems.append(
             f"speculator.ngram_min = {speculator.ngram_min}: above speculator.ngram_max = {speculator.ngram_max}"

@@ -134,12 +134,12 @@ class Runner:
     def keys(self) -> list[GraphKey]:
         """Every graph that a plan can ask for."""
         slots = self.sizes.max_num_seqs
-        keys = [GraphKey.mixed(slots, tokens) for tokens in self.token_buckets.sizes]
-        for rows in self.buckets.sizes:
-            keys.append(GraphKey.uniform(rows, self.query_len))
-            if self._proposer is not None:
-                keys.append(GraphKey.propose(rows))
-        return keys
+        steps = [GraphKey.mixed(slots, tokens) for tokens in self.token_buckets.sizes]
+        steps += [GraphKey.uniform(rows, self.query_len) for rows in self.buckets.sizes]
+        if self._proposer is None:
+            return steps
+        # Keys that propose alike are one graph: a verify step of eight rows and a mixed one of as many tokens, say.
+        return [*steps, *{self._propose_key(step, rows): None for step in steps for rows in self.buckets.sizes}]
 
     def capture(self, progress: CaptureProgress | None = None) -> None:
         """Compile what the graphs launch, capture them largest first, and pin what they touch."""
@@ -198,7 +198,7 @@ class Runner:
         self.buffers.outcomes.submit(plan.step, self.compute, self.copy)
         if self._proposer is not None:
             # In every arm: the step that ends a prefill already drafts for the first decode step.
-            self._run(GraphKey.propose(self._bucket(len(plan.rows))))
+            self._run(self._propose_key(key, self._bucket(len(plan.rows))))
             self.paths.proposals += 1
         return StepOutcome(plan, self.buffers.outcomes)
 
@@ -214,6 +214,13 @@ class Runner:
         tokens = self.token_buckets.up(plan.num_tokens)
         assert tokens is not None, f"plan of {plan.num_tokens} tokens exceeds the largest bucket {self.token_buckets.sizes}"
         return GraphKey.mixed(self.sizes.max_num_seqs, tokens)
+
+    def _propose_key(self, step: GraphKey, rows: int) -> GraphKey:
+        """The propose graph behind the graph of a step of at most `rows` rows."""
+        assert self._proposer is not None
+        if self._proposer.appends_context:
+            return GraphKey.propose(step.num_requests, step.num_tokens)
+        return GraphKey.propose(rows)
 
     def _bucket(self, rows: int) -> int:
         bucket = self.buckets.up(rows)

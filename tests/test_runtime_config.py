@@ -116,7 +116,7 @@ def test_all_mistakes_come_at_once() -> None:
         ("modle.source=x", "unknown key; did you mean model?"),
         ("runner.async_=true", "unknown key; did you mean runner.async?"),
         ("mirror.zzz=1", "mirror.zzz = 1: unknown key; known keys here: policy, poison"),
-        ("speculator.method=scripted", "speculator.method = 'scripted': must be none or ngram"),
+        ("speculator.method=scripted", "speculator.method = 'scripted': must be none, ngram or dflash"),
         ("scheduler.max_num_seqs='8'", "scheduler.max_num_seqs = '8': must be a valid integer"),
         ("scheduler.max_num_seqs=true", "scheduler.max_num_seqs = true: must be a valid integer"),
         ("scheduler.max_num_seqs=0", "scheduler.max_num_seqs = 0: must be greater than or equal to 1"),

