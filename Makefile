@@ -2,6 +2,7 @@
 # make test  set up .venv, then run the tests
 # make lint  ruff and mypy          make parity  compare with transformers on the CPU
 # make gpu   tests that need a GPU, with a table of results and figures last
+# make sanitize   one of them, the engine on a tiny model, under compute-sanitizer: memcheck and racecheck
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
@@ -11,7 +12,7 @@ CUDA := $(shell $(PYTHON) .ci/cuda_extra.py 2>/dev/null)
 comma := ,
 with_cuda = $(if $(CUDA),$(CUDA)$(if $(1),$(comma)))$(1)
 
-.PHONY: run test lint parity gpu clean
+.PHONY: run test lint parity gpu sanitize clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run
@@ -29,6 +30,12 @@ parity: $(VENV)/.parity
 
 gpu: $(VENV)/.test
 	$(BIN)/python -m pytest -m gpu -p tests.gpu_report -q
+
+sanitize: $(VENV)/.test
+	for tool in memcheck racecheck; do \
+	  compute-sanitizer --tool $$tool --error-exitcode 9 --print-limit 20 $(BIN)/python -m pytest -m gpu -q tests/test_gpu_engine.py \
+	    -k 'test_tokens_are_the_references and llama-3' || exit; \
+	done
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 10) <= v < (3, 14) or sys.exit("Python %d.%d: draftgraph needs 3.10 to 3.13; set PYTHON=python3.x" % v)'

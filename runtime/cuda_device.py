@@ -5,8 +5,10 @@ Imported only where CuPy is installed. One host thread only.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
+from importlib.metadata import version
 from types import TracebackType
 from typing import Any
 
@@ -16,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from cupy.cuda import runtime
 
+from graphs.cpu_executor import kernel_cache_dir
 from graphs.launch import Array
 from kernels.lang import Kernel
 from runtime.cuda_capture import CudaCapture
@@ -27,6 +30,8 @@ from runtime.errors import DeviceError, DraftgraphError
 from runtime.race_detector import UseAfterFree
 from runtime.virtual_memory import Kind, as_storable
 from runtime.virtual_work import CopyKind
+
+logger = logging.getLogger(__name__)
 
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 _CUDA_PACKAGES = frozenset({"cupy", "cupy_backends", "cuda", "numba", "nvmath"})
@@ -59,6 +64,7 @@ class CudaDevice:
         self.closers: list[Callable[[], None]] = []
         self._allocations: dict[str, CudaAllocation] = {}
         self._max_threads: dict[tuple[Kernel, tuple[Any, ...]], int] = {}
+        self._cached: set[Kernel] = set()
         self._failed = self._closed = False
         # Grids of a decode step are small because the step is: Numba's advice to launch more blocks would come at every launch.
         numba_config.CUDA_LOW_OCCUPANCY_WARNINGS = 0
@@ -198,6 +204,7 @@ class CudaDevice:
         """
         key = (kernel, types)
         if key not in self._max_threads:
+            self._keep_compiled(kernel)
             try:
                 self._max_threads[key] = int(kernel.jit.compile(types).max_threads_per_block)
             except Exception as error:  # whatever the compiler, the linker or the driver makes of it
@@ -207,6 +214,20 @@ class CudaDevice:
                 ) from error
         if block > self._max_threads[key]:
             raise DeviceError(f"{kernel.name}: block = {block}, its registers allow {self._max_threads[key]} on {self.name}")
+
+    def _keep_compiled(self, kernel: Kernel) -> None:
+        """Let Numba keep what it compiles on disk, in a folder of this set of sources: see graphs/cpu_executor.py."""
+        if kernel in self._cached:
+            return
+        self._cached.add(kernel)
+        before = numba_config.CACHE_DIR
+        numba_config.CACHE_DIR = str(kernel_cache_dir() / f"numba-cuda-{version('numba-cuda')}")
+        try:
+            kernel.jit.enable_caching()
+        except RuntimeError as error:
+            logger.debug("kernel %s is compiled anew by every process: %s", kernel.name, error)
+        finally:
+            numba_config.CACHE_DIR = before
 
     def reports(self, what: str) -> _Reports:
         """A context that turns errors of CUDA and of its packages into DeviceError."""

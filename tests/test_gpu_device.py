@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from kernels.lang import cuda, f32, i32, kernel
+from kernels.lang import cuda, f32, kernel
 from runtime.device import open_device
 from runtime.errors import DeviceError
 from runtime.race_detector import UseAfterFree
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
     from runtime.cuda_device import CudaDevice
 
 pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @kernel(writes=("y",))
@@ -37,7 +43,7 @@ def spoilt(y):
 @kernel(writes=("y",))
 def out_of_bounds(y, index):
     """Stores where nothing is."""
-    y[index * i32(1 << 20)] = f32(1)
+    y[index] = f32(1)
 
 
 @pytest.fixture
@@ -223,6 +229,58 @@ def test_out_of_memory_says_how_much_and_what_to_do(device: CudaDevice) -> None:
     stream, x = device.stream("s"), device.array("x", (1,), np.float32)
     stream.fill(x, 1)
     assert device.download(x) == 1
+
+
+def test_an_illegal_address_is_told_and_nothing_hangs() -> None:
+    """In a process of its own: CUDA takes no more work in one that has seen it."""
+    command = [sys.executable, "-c", ILLEGAL_ADDRESS]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "IllegalAddress" in done.stdout
+    assert "compute-sanitizer" in done.stdout
+
+
+ILLEGAL_ADDRESS = """
+import numpy as np
+from runtime.device import open_device
+from runtime.errors import DeviceError
+from tests.test_gpu_device import out_of_bounds
+device = open_device("cuda")
+stream, y = device.stream("s"), device.array("y", (1,), np.float32)
+stream.launch(out_of_bounds, 1, 1, y, 2**30)
+for call in (stream.synchronize, device.synchronize, lambda: stream.fill(y, 0)):
+    try:
+        call()
+    except DeviceError as error:
+        print(error)
+    else:
+        raise SystemExit("no error")
+device.close()
+"""
+
+
+def test_compiled_kernels_are_kept_on_disk(tmp_path: Path) -> None:
+    """The second process loads what the first compiled."""
+    environment = {**os.environ, "DRAFTGRAPH_CACHE": str(tmp_path)}
+    hits = []
+    for _ in range(2):
+        command = [sys.executable, "-c", CACHED]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=True)
+        hits.append(int(done.stdout))
+    assert hits == [0, 1]
+
+
+CACHED = """
+import numpy as np
+from runtime.device import open_device
+from tests.test_gpu_device import add
+with open_device("cuda") as device:
+    stream, y = device.stream("s"), device.array("y", (4,), np.float32)
+    device.upload(y, np.ones(4, np.float32))
+    stream.launch(add, 1, 1, y, y, 2.0)
+    assert device.download(y).tolist() == [3] * 4
+print(sum(add.jit.stats.cache_hits.values()))
+"""
 
 
 def test_a_closed_device_takes_nothing() -> None:

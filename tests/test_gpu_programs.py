@@ -54,3 +54,33 @@ def test_mirrors_step_by_step(policy: str, slow: str | None) -> None:
             delay(getattr(steps, stream), method, device.array("sink", (1,), np.int32))
         outcomes = list(steps.run(25))
         assert rows_of_outcomes(outcomes) == expected(25)
+
+
+def test_without_waits_the_same_programs_go_wrong(monkeypatch: pytest.MonkeyPatch, record_property: Any) -> None:
+    """The proof that the tests above can fail: the same programs and delays on a device whose streams do not wait for events."""
+    from runtime.cuda_stream import CudaStream
+
+    plain = CudaStream.wait
+    monkeypatch.setattr(CudaStream, "wait", lambda stream, event: plain(stream, event) if stream.device.capturing else None)
+    wrong = 0
+    for program in programs("mostly_ordered"):
+        reference = Interpreter(VirtualDevice(PythonExecutor(), schedule="eager", detect=False)).run(program).outputs
+        with open_device("cuda") as device:  # type: ignore[attr-defined]
+            device.races = []
+            interpreter = Interpreter(device)
+            sink = device.array("sink", (1,), np.int32)
+            for method in ("launch", "copy"):
+                delay(interpreter.streams[1], method, sink, rounds=2)
+            wrong += interpreter.run(program).outputs != reference
+    assert wrong >= 3
+    record_property("mostly_ordered programs that go wrong without waits", wrong)
+
+
+def test_without_waits_the_mirrors_go_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    from runtime.cuda_stream import CudaStream
+
+    monkeypatch.setattr(CudaStream, "wait", lambda stream, event: None)
+    with open_device("cuda", poison=True) as device:  # type: ignore[attr-defined]
+        steps = Steps(device, "discrete")
+        delay(steps.compute, "replay", device.array("sink", (1,), np.int32))
+        assert rows_of_outcomes(list(steps.run(25))) != expected(25)
