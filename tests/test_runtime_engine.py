@@ -205,6 +205,17 @@ def test_a_tight_pool_preempts_and_changes_no_token(reference: Reference, open_:
         assert engine.scheduler.counters.stale_rows > 0
 
 
+def test_a_preempted_request_counts_min_tokens_from_its_prompt(reference: Reference, open_: Callable[..., Engine]) -> None:
+    """Every likely id stops: each request ends with exactly min_tokens tokens, those it made before the preemption included."""
+    params = SamplingParams(max_tokens=50, min_tokens=32, stop_token_ids=tuple(range(24)))
+    arrivals = [Arrival(prompt, params, step) for step, prompt in enumerate(PROMPTS)]
+    with open_(scheduler__num_blocks=20) as engine:
+        outputs = drive(engine, arrivals)
+        check_outputs(reference, engine, arrivals, outputs)
+        assert engine.scheduler.counters.preemptions >= 2
+    assert [len(output.token_ids) for output in outputs] == [32] * len(PROMPTS)
+
+
 def test_a_pool_smaller_than_one_sequence_ends_requests_at_its_size(reference: Reference, open_: Callable[..., Engine]) -> None:
     arrivals = [Arrival(prompt, LONG) for prompt in PROMPTS]
     with open_(scheduler__num_blocks=7) as engine:
