@@ -121,6 +121,7 @@ class CpuExecutor:
 
     def bind(self, kernel: Kernel, grid: Grid, block: int, args: tuple[KernelArgument, ...]) -> Bound:
         compiled = self._compile(kernel.py_func)
+        args = tuple(_as_bits(arg) for arg in args)
         compiled.compile(tuple(numba.typeof(arg) for arg in args))
 
         def call() -> None:
@@ -145,6 +146,11 @@ class CpuExecutor:
                 known = njit(twin, cache=self._cache, error_model="numpy", fastmath=_FASTMATH, nogil=True)
             self._compiled[source] = known
         return known
+
+
+def _as_bits(arg: KernelArgument) -> KernelArgument:
+    """numba.njit knows no float16: kernels get its bits as int16 (kernels/lang_storage.py)."""
+    return arg.view(np.int16) if isinstance(arg, np.ndarray) and arg.dtype == np.float16 else arg
 
 
 class _cache_at:  # noqa: N801 - reads as a statement

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernels.lang import MAX_THREADS, NEG_INF, bits_of_float, block_max, cuda, device_function, f32, i32, kernel, u64
+from kernels.lang_storage import widen
 
 _TILE = 512
 """Columns that a thread looks at before it asks whether its best has moved."""
@@ -33,7 +34,7 @@ def argmax(out, logits, vocab_size, num_rows):
 
     Args:
         out: int32 [J].
-        logits: float32 [J, V'], V' >= vocab_size.
+        logits: [J, V'], any storage type, V' >= vocab_size.
         vocab_size: int32.
         num_rows: int32 [1], live rows.
 
@@ -50,15 +51,15 @@ def argmax(out, logits, vocab_size, num_rows):
         for start in range(0, vocab_size, tile):
             tile_best = i32(_LOWEST)
             for i in range(start + cuda.threadIdx.x, min(start + tile, vocab_size), cuda.blockDim.x):
-                tile_best = max(tile_best, float_order(logits[row, u64(i)]))
+                tile_best = max(tile_best, float_order(widen(logits[row, u64(i)])))
             if tile_best > best:
                 best = tile_best
                 best_start = start
         value = NEG_INF
         column = vocab_size
         for i in range(best_start + cuda.threadIdx.x, min(best_start + tile, vocab_size), cuda.blockDim.x):
-            if logits[row, i] > value:
-                value = logits[row, i]
+            if widen(logits[row, i]) > value:
+                value = widen(logits[row, i])
                 column = i
         largest = block_max(value, scratch)
         if cuda.threadIdx.x == 0:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from kernels.exponential import exp
 from kernels.lang import MAX_THREADS, NEG_INF, block_max, block_sum, cuda, f32, i32, kernel
+from kernels.lang_storage import narrow, widen
 
 MAX_HEAD_DIM = 256
 """Longest head: query and accumulator live in shared memory."""
@@ -25,9 +26,9 @@ def paged_attention(out, qkv, k_cache, v_cache, block_tables, token_slot, positi
     its blocks meets one, its result is thrown away, and it must not read outside the cache.
 
     Args:
-        out: float32 [T, num_heads * hd].
-        qkv: float32 [T, (num_heads + 2 * num_kv_heads) * hd]; only q is read.
-        k_cache, v_cache: float32 [blocks, block_size, num_kv_heads, hd], hd <= MAX_HEAD_DIM.
+        out: [T, num_heads * hd], any storage type.
+        qkv: [T, (num_heads + 2 * num_kv_heads) * hd], any storage type; only q is read.
+        k_cache, v_cache: [blocks, block_size, num_kv_heads, hd], any storage type, hd <= MAX_HEAD_DIM.
         block_tables: int32 [N, B], cache block of each block_size positions of a slot.
         token_slot: int32 [T], in [0, N).
         positions: int32 [T], in [0, B * block_size).
@@ -55,7 +56,7 @@ def paged_attention(out, qkv, k_cache, v_cache, block_tables, token_slot, positi
         for head in range(cuda.blockIdx.y, num_heads, cuda.gridDim.y):
             kv_head = head // group
             for d in range(tid, head_dim, cuda.blockDim.x):
-                query[d] = qkv[row, head * head_dim + d] * scale
+                query[d] = widen(qkv[row, head * head_dim + d]) * scale
                 total[d] = f32(0.0)
             largest = NEG_INF
             normalizer = f32(0.0)
@@ -68,7 +69,7 @@ def paged_attention(out, qkv, k_cache, v_cache, block_tables, token_slot, positi
                     offset = (start + key) % block_size
                     score = f32(0.0)
                     for d in range(head_dim):
-                        score += query[d] * k_cache[block, offset, kv_head, d]
+                        score += query[d] * widen(k_cache[block, offset, kv_head, d])
                     weight[key] = score
                     block_of[key] = block
                     offset_of[key] = offset
@@ -88,8 +89,8 @@ def paged_attention(out, qkv, k_cache, v_cache, block_tables, token_slot, positi
                     offset = offset_of[key]
                     share = weight[key]
                     for d in range(tid, head_dim, cuda.blockDim.x):
-                        total[d] += share * v_cache[block, offset, kv_head, d]
+                        total[d] += share * widen(v_cache[block, offset, kv_head, d])
                 cuda.syncthreads()
             for d in range(tid, head_dim, cuda.blockDim.x):
-                out[row, head * head_dim + d] = total[d] / normalizer
+                out[row, head * head_dim + d] = narrow(total[d] / normalizer, out)
             cuda.syncthreads()

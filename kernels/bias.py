@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernels.lang import cuda, kernel
+from kernels.lang_storage import narrow, widen
 
 
 @kernel(writes=("x",))
@@ -10,7 +11,7 @@ def add_bias(x, bias, num_tokens):
     """x[t] += bias for the live tokens.
 
     Args:
-        x: float32 [T, C], updated in place.
+        x: [T, C], any storage type, updated in place.
         bias: float32 [C].
         num_tokens: int32 [1], live rows.
 
@@ -20,4 +21,4 @@ def add_bias(x, bias, num_tokens):
     width = x.shape[1]
     for row in range(cuda.blockIdx.x, num_tokens[0], cuda.gridDim.x):
         for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
-            x[row, i] += bias[i]
+            x[row, i] = narrow(widen(x[row, i]) + bias[i], x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernels.lang import cuda, f32, kernel
+from kernels.lang_storage import narrow, widen
 
 
 @kernel(writes=("out",))
@@ -13,8 +14,8 @@ def embed(out, table, input_ids, num_tokens):
     step's shape is fixed, and its logits are never accepted. Zeros keep it finite.
 
     Args:
-        out: float32 [T, H].
-        table: float32 [V, H].
+        out: [T, H], any storage type.
+        table: [V, H], any storage type.
         input_ids: int32 [T].
         num_tokens: int32 [1], live rows.
 
@@ -26,7 +27,7 @@ def embed(out, table, input_ids, num_tokens):
         token = input_ids[row]
         if token >= 0 and token < vocabulary:
             for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
-                out[row, i] = table[token, i]
+                out[row, i] = narrow(widen(table[token, i]), out)
         else:
             for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
-                out[row, i] = f32(0.0)
+                out[row, i] = narrow(f32(0.0), out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernels.lang import cuda, kernel
+from kernels.lang_storage import narrow, widen
 
 
 @kernel(writes=("out",))
@@ -10,8 +11,8 @@ def gather_rows(out, x, indices, num_rows):
     """out[j] = x[indices[j]] for the live rows.
 
     Args:
-        out: float32 [J, H].
-        x: float32 [T, H].
+        out: [J, H], any storage type.
+        x: [T, H], any storage type.
         indices: int32 [J], each in [0, T).
         num_rows: int32 [1], live rows of `out`.
 
@@ -22,4 +23,4 @@ def gather_rows(out, x, indices, num_rows):
     for row in range(cuda.blockIdx.x, num_rows[0], cuda.gridDim.x):
         source = indices[row]
         for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
-            out[row, i] = x[source, i]
+            out[row, i] = narrow(widen(x[source, i]), out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from kernels.lang import MAX_THREADS, block_sum, cuda, f32, kernel
+from kernels.lang_storage import narrow, widen
 
 
 @kernel(writes=("qkv",))
@@ -12,7 +13,7 @@ def head_norm(qkv, q_weight, k_weight, num_heads, num_kv_heads, eps, num_tokens)
     """Normalise each q and k head of the live tokens in place; v is left alone.
 
     Args:
-        qkv: float32 [T, (num_heads + 2 * num_kv_heads) * hd], heads of q, then k, then v; updated in place.
+        qkv: [T, (num_heads + 2 * num_kv_heads) * hd], any storage type, heads of q, then k, then v; updated in place.
         q_weight: float32 [hd], shared by all query heads.
         k_weight: float32 [hd], shared by all key heads.
         num_heads, num_kv_heads: int32.
@@ -29,12 +30,12 @@ def head_norm(qkv, q_weight, k_weight, num_heads, num_kv_heads, eps, num_tokens)
             start = head * head_dim
             squares = f32(0.0)
             for i in range(cuda.threadIdx.x, head_dim, cuda.blockDim.x):
-                squares += qkv[row, start + i] * qkv[row, start + i]
+                squares += widen(qkv[row, start + i]) * widen(qkv[row, start + i])
             mean = block_sum(squares, scratch) / f32(head_dim)
             scale = f32(1.0) / f32(math.sqrt(mean + eps))
             if head < num_heads:
                 for i in range(cuda.threadIdx.x, head_dim, cuda.blockDim.x):
-                    qkv[row, start + i] *= scale * q_weight[i]
+                    qkv[row, start + i] = narrow(widen(qkv[row, start + i]) * (scale * q_weight[i]), qkv)
             else:
                 for i in range(cuda.threadIdx.x, head_dim, cuda.blockDim.x):
-                    qkv[row, start + i] *= scale * k_weight[i]
+                    qkv[row, start + i] = narrow(widen(qkv[row, start + i]) * (scale * k_weight[i]), qkv)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernels.lang import cuda, kernel, u64
+from kernels.lang_storage import narrow, widen
 
 
 @kernel(writes=("k_cache", "v_cache"))
@@ -10,8 +11,8 @@ def store_kv(k_cache, v_cache, qkv, slot_mapping, num_heads, num_tokens):
     """Cache entry slot_mapping[t] = k and v of token t, for the live tokens; a negative entry stores nothing.
 
     Args:
-        k_cache, v_cache: float32 [blocks, block_size, num_kv_heads, hd].
-        qkv: float32 [T, (num_heads + 2 * num_kv_heads) * hd], after bias, norm and rotation.
+        k_cache, v_cache: [blocks, block_size, num_kv_heads, hd], any storage type.
+        qkv: [T, (num_heads + 2 * num_kv_heads) * hd], after bias, norm and rotation.
         slot_mapping: int32 [T], block * block_size + offset, or -1 (a token past max_model_len, or one without a block). No two
             live tokens share an entry >= 0, otherwise the last writer would be random.
         num_heads: int32.
@@ -30,5 +31,5 @@ def store_kv(k_cache, v_cache, qkv, slot_mapping, num_heads, num_tokens):
                 key = (num_heads + head) * head_dim
                 value = (num_heads + num_kv_heads + head) * head_dim
                 for i in range(cuda.threadIdx.x, head_dim, cuda.blockDim.x):
-                    k_cache[block, offset, head, i] = qkv[row, u64(key + i)]
-                    v_cache[block, offset, head, i] = qkv[row, u64(value + i)]
+                    k_cache[block, offset, head, i] = narrow(widen(qkv[row, u64(key + i)]), k_cache)
+                    v_cache[block, offset, head, i] = narrow(widen(qkv[row, u64(value + i)]), v_cache)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from kernels.lang import MAX_THREADS, block_sum, cuda, f32, kernel
+from kernels.lang_storage import narrow, widen
 
 
 @kernel(writes=("out",))
@@ -12,8 +13,8 @@ def rms_norm(out, x, weight, eps, num_tokens):
     """out[t] = x[t] / sqrt(mean(x[t]**2) + eps) * weight for the live tokens.
 
     Args:
-        out: float32 [T, H]; may be `x` itself.
-        x: float32 [T, H].
+        out: [T, H], any storage type; may be `x` itself.
+        x: [T, H], any storage type.
         weight: float32 [H].
         eps: float32.
         num_tokens: int32 [1], live rows.
@@ -27,11 +28,11 @@ def rms_norm(out, x, weight, eps, num_tokens):
     for row in range(cuda.blockIdx.x, num_tokens[0], cuda.gridDim.x):
         squares = f32(0.0)
         for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
-            squares += x[row, i] * x[row, i]
+            squares += widen(x[row, i]) * widen(x[row, i])
         mean = block_sum(squares, scratch) / f32(width)
         scale = f32(1.0) / f32(math.sqrt(mean + eps))
         for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
-            out[row, i] = x[row, i] * scale * weight[i]
+            out[row, i] = narrow(widen(x[row, i]) * scale * weight[i], out)
 
 
 @kernel(writes=("out", "residual"))
@@ -39,9 +40,9 @@ def add_rms_norm(out, residual, x, weight, eps, num_tokens):
     """residual[t] += x[t]; out[t] = RMSNorm(residual[t]) * weight for the live tokens.
 
     Args:
-        out: float32 [T, H].
+        out: [T, H], any storage type.
         residual: float32 [T, H], updated in place.
-        x: float32 [T, H], what the sublayer adds to the residual stream; may be `out` itself.
+        x: [T, H], any storage type, what the sublayer adds to the residual stream; may be `out` itself.
         weight: float32 [H].
         eps: float32.
         num_tokens: int32 [1], live rows.
@@ -54,10 +55,10 @@ def add_rms_norm(out, residual, x, weight, eps, num_tokens):
     for row in range(cuda.blockIdx.x, num_tokens[0], cuda.gridDim.x):
         squares = f32(0.0)
         for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
-            value = residual[row, i] + x[row, i]
+            value = residual[row, i] + widen(x[row, i])
             residual[row, i] = value
             squares += value * value
         mean = block_sum(squares, scratch) / f32(width)
         scale = f32(1.0) / f32(math.sqrt(mean + eps))
         for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
-            out[row, i] = residual[row, i] * scale * weight[i]
+            out[row, i] = narrow(residual[row, i] * scale * weight[i], out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernels.lang import cuda, kernel, u64
+from kernels.lang_storage import narrow, widen
 
 
 @kernel(writes=("qkv",))
@@ -10,7 +11,7 @@ def rope(qkv, table, positions, num_heads, num_kv_heads, num_tokens):
     """Rotate each q and k head of the live tokens in place by the angles of its position; v is left alone.
 
     Args:
-        qkv: float32 [T, (num_heads + 2 * num_kv_heads) * hd], heads of q, then k, then v; updated in place.
+        qkv: [T, (num_heads + 2 * num_kv_heads) * hd], any storage type, heads of q, then k, then v; updated in place.
         table: float32 [L, hd]: row p holds cos of the hd/2 angles of position p, then their sin. Frequency scaling (linear, llama3,
             YaRN) is in the table, so the kernel knows nothing of it.
         positions: int32 [T], each in [0, L).
@@ -29,7 +30,7 @@ def rope(qkv, table, positions, num_heads, num_kv_heads, num_tokens):
             for i in range(cuda.threadIdx.x, half, cuda.blockDim.x):
                 cosine = table[position, i]
                 sine = table[position, u64(half + i)]
-                first = qkv[row, u64(start + i)]
-                second = qkv[row, u64(start + half + i)]
-                qkv[row, u64(start + i)] = first * cosine - second * sine
-                qkv[row, u64(start + half + i)] = second * cosine + first * sine
+                first = widen(qkv[row, u64(start + i)])
+                second = widen(qkv[row, u64(start + half + i)])
+                qkv[row, u64(start + i)] = narrow(first * cosine - second * sine, qkv)
+                qkv[row, u64(start + half + i)] = narrow(second * cosine + first * sine, qkv)

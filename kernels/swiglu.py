@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kernels.exponential import exp
 from kernels.lang import cuda, f32, kernel
+from kernels.lang_storage import narrow, widen
 
 
 @kernel(writes=("out",))
@@ -11,8 +12,8 @@ def swiglu(out, gate_up, num_tokens):
     """out[t, i] = silu(gate_up[t, i]) * gate_up[t, I + i] for the live tokens, silu(g) = g / (1 + exp(-g)).
 
     Args:
-        out: float32 [T, I].
-        gate_up: float32 [T, 2I], gate first.
+        out: [T, I], any storage type.
+        gate_up: [T, 2I], any storage type, gate first.
         num_tokens: int32 [1], live rows.
 
     Launch: grid (tokens, n) for any n, threads over the columns; a wide layer wants several blocks a row. An element belongs to
@@ -23,5 +24,5 @@ def swiglu(out, gate_up, num_tokens):
     stride = cuda.gridDim.y * cuda.blockDim.x
     for row in range(cuda.blockIdx.x, num_tokens[0], cuda.gridDim.x):
         for i in range(first, width, stride):
-            gate = gate_up[row, i]
-            out[row, i] = gate / (f32(1.0) + exp(-gate)) * gate_up[row, width + i]
+            gate = widen(gate_up[row, i])
+            out[row, i] = narrow(gate / (f32(1.0) + exp(-gate)) * widen(gate_up[row, width + i]), out)

@@ -11,6 +11,7 @@ import importlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from numba import cuda
 from numba.cuda import compiler, cuda_paths, dispatcher
@@ -19,7 +20,7 @@ from numba.cuda.cudadrv import nvrtc
 
 import kernels
 from kernels.lang import Kernel
-from tests.kernel_signatures import SIGNATURES, numba_types
+from tests.kernel_signatures import SIGNATURES, numba_types, storages_of
 
 SM_90 = (9, 0)
 
@@ -33,18 +34,23 @@ def kernels_of_folder() -> list[Kernel]:
     return found
 
 
-def compile_kernel(kernel: Kernel) -> dict[str, str]:
-    """{"ptx": text} or {"error": why there is none}: a kernel that does not compile must not hide the others."""
+def compile_kernel(kernel: Kernel) -> dict[str, dict[str, str]]:
+    """By storage type {"ptx": text} or {"error": why there is none}: a kernel that does not compile must not hide the others."""
     if kernel.name not in SIGNATURES:
-        return {"error": f"{kernel.name} has no entry in tests/kernel_signatures.py"}
+        return {"float32": {"error": f"{kernel.name} has no entry in tests/kernel_signatures.py"}}
+    signature = SIGNATURES[kernel.name]
+    return {storage: compile_types(kernel, numba_types(signature, storage)) for storage in storages_of(signature)}
+
+
+def compile_types(kernel: Kernel, types: tuple[Any, ...]) -> dict[str, str]:
     try:
-        return {"ptx": cuda.compile_ptx(kernel.py_func, numba_types(SIGNATURES[kernel.name]), cc=SM_90)[0]}
+        return {"ptx": cuda.compile_ptx(kernel.py_func, types, cc=SM_90)[0]}
     except (NumbaError, TypeError) as error:
         return {"error": f"{type(error).__name__}: {error}"}
 
 
 def main() -> None:
-    """Print one JSON object, by kernel name."""
+    """Print one JSON object, by kernel name and storage type."""
     device = SimpleNamespace(compute_capability=SM_90)
     compiler.get_current_device = dispatcher.get_current_device = lambda: device
     nvrtc.get_supported_ccs = lambda: [SM_90]

@@ -1,25 +1,38 @@
 """The argument types that each kernel is launched with, one word a parameter: f float32, i int32, a digit for the axes of an array.
 
+s is the storage type of the model, one for all words of a signature: float32, float16 or bfloat16 (bits in uint16).
 tests/test_kernels_ptx.py compiles every kernel of kernels/ for a GPU with them; a kernel without an entry fails there.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 SIGNATURES: dict[str, str] = {
     # forward
-    "embed": "f2 f2 i1 i1",
-    "rms_norm": "f2 f2 f1 f i1",
-    "add_rms_norm": "f2 f2 f2 f1 f i1",
-    "add_bias": "f2 f1 i1",
-    "head_norm": "f2 f1 f1 i i f i1",
-    "rope": "f2 f2 i1 i i i1",
-    "store_kv": "f4 f4 f2 i1 i i1",
-    "paged_attention": "f2 f2 f4 f4 i2 i1 i1 i f i1",
-    "swiglu": "f2 f2 i1",
-    "gather_rows": "f2 f2 i1 i1",
-    "argmax": "i1 f2 i i1",
+    "embed": "f2 s2 i1 i1",
+    "rms_norm": "s2 f2 f1 f i1",
+    "add_rms_norm": "s2 f2 f2 f1 f i1",
+    "add_bias": "s2 f1 i1",
+    "head_norm": "s2 f1 f1 i i f i1",
+    "rope": "s2 f2 i1 i i i1",
+    "store_kv": "s4 s4 s2 i1 i i1",
+    "paged_attention": "s2 s2 s4 s4 i2 i1 i1 i f i1",
+    "swiglu": "s2 f2 i1",
+    "gather_rows": "s2 s2 i1 i1",
+    "argmax": "i1 s2 i i1",
+    # fused decode
+    "embed_squares": "f2 f2 s2 i1 i1",
+    "norm_project": "f2 f2 f1 f2 s2 f i i1",
+    "norm_gate_up": "s2 f2 f1 f2 s2 f i i1",
+    "project_residual": "f2 f2 s2 s2 i i1",
+    "rotate_store": "s2 s4 s4 f2 f2 i1 i1 i i1",
+    "norm_rotate_store": "s2 s4 s4 f2 f1 f1 f2 i1 i1 i f i1",
+    "attend": "s2 f4 f4 i2 s2 s4 s4 i2 i1 i1 i1 i f i1",
+    "gather_norm": "s2 f2 f1 i1 f i1",
+    "project_argmax": "f2 f2 i2 s2 s2 i i i1",
+    "best_of_stripes": "i1 f2 i2 i1",
     # step
     "prepare": "i1 i1 i1 i1 i1 i1 i1 i2 i i i1",
     "prefill_inputs": "i1 i1 i2 i1 i1 i1 i1 i1",
@@ -56,9 +69,18 @@ SIGNATURES: dict[str, str] = {
 }
 
 
-def numba_types(signature: str) -> tuple[Any, ...]:
+STORAGES = ("float32", "float16", "bfloat16")
+
+
+def storages_of(signature: str) -> tuple[str, ...]:
+    """The storage types that a kernel of this signature must compile with: one stands for all where it has no word s."""
+    return STORAGES if re.search(r"\bs", signature) else STORAGES[:1]
+
+
+def numba_types(signature: str, storage: str = "float32") -> tuple[Any, ...]:
     """The Numba types of a signature: contiguous arrays, as every recorder passes them."""
     from numba import float32, int32, types
 
-    scalars = {"f": float32, "i": int32}
+    stored = {"float32": float32, "float16": types.float16, "bfloat16": types.uint16}[storage]
+    scalars = {"f": float32, "i": int32, "s": stored}
     return tuple(types.Array(scalars[word[0]], int(word[1:]), "C") if word[1:] else scalars[word] for word in signature.split())

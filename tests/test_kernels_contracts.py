@@ -19,7 +19,12 @@ from kernels.lang import Kernel, block_sum, cuda, source_of
 
 FOLDER = Path(kernels.__path__[0])
 ORACLES = sorted(path.stem for path in FOLDER.glob("oracle*.py"))
-SOURCES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in {"__init__", "lang", *ORACLES})
+LANGUAGE = sorted(path.stem for path in FOLDER.glob("lang*.py"))
+FOR_GPU = sorted(path.stem for path in FOLDER.glob("*_gpu.py"))
+"""GPU forms of primitives (kernels/lang_warp.py): no kernels, and nothing that the simulator could run."""
+SOURCES = sorted(
+    path.stem for path in FOLDER.glob("*.py") if path.stem not in {"__init__", *LANGUAGE, *FOR_GPU, *ORACLES}
+)
 
 
 def kernels_of(module: ModuleType) -> Iterator[Kernel]:
@@ -116,22 +121,23 @@ def test_docstring_states_the_contract(kernel: Kernel) -> None:
         assert callable(getattr(importlib.import_module(module), oracle[2]))
 
 
-@pytest.mark.parametrize("stem", SOURCES)
+@pytest.mark.parametrize("stem", [*SOURCES, *FOR_GPU])
 def test_kernel_modules_import_lang_math_and_each_other(stem: str) -> None:
-    """One module imports Numba, none of them NumPy: np.* in a kernel computes in double, or not at all."""
+    """The language imports Numba, none of them NumPy: np.* in a kernel computes in double, or not at all."""
     tree = ast.parse((FOLDER / f"{stem}.py").read_text())
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    allowed = {"__future__", "collections.abc", "math", *(f"kernels.{other}" for other in ("lang", *SOURCES))}
+    kernel_modules = (f"kernels.{other}" for other in (*LANGUAGE, *SOURCES, *FOR_GPU))
+    allowed = {"__future__", "collections.abc", "math", "typing", *kernel_modules}
     assert imported <= allowed
 
 
 def test_only_lang_imports_numba() -> None:
     for path in FOLDER.glob("*.py"):
-        assert path.stem == "lang" or not re.search(r"^\s*(import|from) numba\b", path.read_text(), re.MULTILINE), path
+        assert path.stem in LANGUAGE or not re.search(r"^\s*(import|from) numba\b", path.read_text(), re.MULTILINE), path
 
 
-@pytest.mark.parametrize("stem", ["lang", *SOURCES])
+@pytest.mark.parametrize("stem", [*LANGUAGE, *SOURCES, *FOR_GPU])
 def test_kernels_use_only_the_part_of_cuda_that_every_executor_has(stem: str) -> None:
     """What the CPU has no stand-in for (shuffles, ballots, syncwarp, libdevice) is missing or wrong in the simulator as well."""
     stand_in = CpuExecutor(cache=False)._cuda
@@ -150,7 +156,7 @@ def root_name(node: ast.expr) -> str | None:
     return node.id if isinstance(node, ast.Name) else None
 
 
-@pytest.mark.parametrize("stem", ["lang", *SOURCES])
+@pytest.mark.parametrize("stem", [*LANGUAGE, *SOURCES, *FOR_GPU])
 def test_one_shared_array_a_line(stem: str) -> None:
     """The simulator tells shared arrays apart by their line: two on one line would be the same memory."""
     for number, line in enumerate((FOLDER / f"{stem}.py").read_text().splitlines(), 1):

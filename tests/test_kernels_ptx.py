@@ -14,33 +14,50 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernel_signatures import SIGNATURES
+from tests.kernel_signatures import SIGNATURES, storages_of
 from tests.test_kernels_contracts import KERNELS
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
-def ptx() -> dict[str, dict[str, str]]:
-    """PTX for sm_90, or the reason why there is none, by kernel name; from one process without the simulator."""
+def ptx() -> dict[str, dict[str, dict[str, str]]]:
+    """PTX for sm_90, or why there is none, by kernel name and storage type; from one process without the simulator."""
     environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "0"}
     command = [sys.executable, "-m", "tests.compile_ptx"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode and re.search(r"NvvmSupportError|DynamicLibNotFoundError", done.stderr):
         pytest.skip("libnvvm is not installed: pip install -e '.[ptx]' (or cu12, cu13)")
     assert done.returncode == 0, done.stderr
-    compiled: dict[str, dict[str, str]] = json.loads(done.stdout)
+    compiled: dict[str, dict[str, dict[str, str]]] = json.loads(done.stdout)
     return compiled
 
 
-@pytest.mark.parametrize("name", [kernel.name for kernel in KERNELS])
-def test_kernel_compiles_to_ptx_without_doubles(ptx: dict[str, dict[str, str]], name: str) -> None:
-    assert "error" not in ptx[name], ptx[name]["error"]
-    text = ptx[name]["ptx"]
+CASES = [(kernel.name, storage) for kernel in KERNELS for storage in storages_of(SIGNATURES.get(kernel.name, ""))]
+
+
+@pytest.mark.parametrize(("name", "storage"), CASES)
+def test_kernel_compiles_to_ptx_without_doubles(ptx: dict[str, dict[str, dict[str, str]]], name: str, storage: str) -> None:
+    compiled = ptx[name][storage]
+    assert "error" not in compiled, compiled["error"]
+    text = compiled["ptx"]
     assert re.search(r"\.target\s+sm_90", text)
     assert re.search(rf"\.entry\s+\w*{name}", text)
     doubles = [line.strip() for line in text.splitlines() if re.search(r"\.f64\b", line)]
     assert not doubles
+
+
+@pytest.mark.parametrize("storage", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["norm_project", "norm_gate_up", "project_residual", "project_argmax", "attend"])
+def test_products_load_sixteen_bytes_into_tensor_cores(
+    ptx: dict[str, dict[str, dict[str, str]]], name: str, storage: str
+) -> None:
+    """The common form compiles for 16-bit types as well, and is several times slower: nothing else would show it."""
+    text = ptx[name][storage].get("ptx", "")
+    kind = {"float16": "f16", "bfloat16": "bf16"}[storage]
+    assert f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32" in text
+    assert "ld.global.nc.L1::no_allocate.v4.u32" in text
+    assert ".local" not in text
 
 
 def test_signatures_have_a_word_for_each_parameter() -> None:

@@ -1,0 +1,225 @@
+"""Attention of decode and verify steps, split along the keys so that a few requests fill a GPU.
+
+Flash-decoding (Dao, Haziza, Massa and Sizov, 2023) over paged keys: each chunk of keys is one piece of work, and whichever block
+of a request comes last combines them. Chunks begin at fixed positions, so what a row yields depends on its own
+position alone, not on the batch, nor on how many rows its request brings. All query rows of a request and all query heads of a kv
+head go over a chunk together: keys and values are read from memory once.
+"""
+
+from __future__ import annotations
+
+from kernels.attend_tile import PAIRS, SLAB, attend_scores, attend_values
+from kernels.exponential import exp
+from kernels.lang import NEG_INF, cuda, device_function, f32, i32, kernel
+from kernels.lang_storage import narrow
+from kernels.lang_warp import lane, warp_max, warp_size, warp_sum
+from kernels.project import ceil_div, divide
+
+CHUNK_KEYS = 128
+"""Keys of a chunk: fixed, because it decides the order of every sum."""
+
+_UNITS = 4
+_SCORES = PAIRS * CHUNK_KEYS
+_TOTALS = _UNITS * PAIRS * SLAB
+
+
+@device_function
+def chunk_softmax(scores, largest, normalizer, positions, token, group, first_pair, pairs, start, keys, scale, warp, warps):
+    """Scores -> shares exp(s - max) of each pair, 0 for keys that its row does not see; its maximum and its sum of shares."""
+    p = i32(warp)
+    while p < pairs:
+        seen = min(positions[token + divide(first_pair + p, group)] - start + i32(1), keys)
+        top = NEG_INF
+        for key in range(lane(), seen, warp_size()):
+            top = max(top, scores[p * i32(CHUNK_KEYS) + key] * scale)
+        top = warp_max(top)
+        total = f32(0.0)
+        for key in range(lane(), CHUNK_KEYS, warp_size()):
+            share = f32(0.0)
+            if key < seen:
+                share = exp(scores[p * i32(CHUNK_KEYS) + key] * scale - top)
+            scores[p * i32(CHUNK_KEYS) + key] = share
+            total += share
+        total = warp_sum(total)
+        if lane() == 0:
+            largest[p] = top
+            normalizer[p] = total
+        p += warps
+
+
+@kernel(writes=("out", "totals", "stats", "arrivals"))
+def attend(
+    out,
+    totals,
+    stats,
+    arrivals,
+    query,
+    k_cache,
+    v_cache,
+    block_tables,
+    positions,
+    idx_mapping,
+    query_start_loc,
+    num_heads,
+    scale,
+    num_requests,
+):
+    """out[t, h] = softmax(scale * q[t, h] . K) V over the keys 0..positions[t] of the row's request, for the live requests.
+
+    Args:
+        out: [T, nh * hd], any storage type.
+        totals: float32 [C, T, nh, hd], C = chunks of the longest request: sums of a chunk; scratch.
+        stats: float32 [C, T, nh, 2]: maximum and normalizer of a chunk; scratch.
+        arrivals: int32 [R, nkv], all 0 before the launch, and again behind it.
+        query: [T, nh * hd], rotated queries.
+        k_cache, v_cache: [blocks, block_size, nkv, hd], the step's own keys included (kernels/rotate.py).
+        block_tables: int32 [N, B]; an entry below 0 is read as block 0 (its row is thrown away).
+        positions: int32 [T], ascending within a request.
+        idx_mapping: int32 [R], slot of a request.
+        query_start_loc: int32 [R + 1], rows of request r: query_start_loc[r] .. query_start_loc[r + 1].
+        num_heads: int32.
+        scale: float32.
+        num_requests: int32 [1], live requests.
+
+    Launch: grid (pieces, kv heads, requests), any of them, four warps; pieces are the chunks that run at once. A block without a
+    chunk does nothing. Block-wide barriers are reached by all its threads: loops depend on blockIdx and device state alone. The
+    last block of a (request, kv head) to arrive adds its chunks up in order. Safe under capture. Oracle: oracle_fused.attend.
+    """
+    scores = cuda.shared.array(_SCORES, f32)
+    sums = cuda.shared.array(_TOTALS, f32)
+    largest = cuda.shared.array(PAIRS, f32)
+    normalizer = cuda.shared.array(PAIRS, f32)
+    arrived = cuda.shared.array(1, i32)
+    num_kv_heads, head_dim = i32(k_cache.shape[2]), i32(k_cache.shape[3])
+    group = divide(num_heads, num_kv_heads)
+    warp, warps = divide(cuda.threadIdx.x, warp_size()), max(divide(cuda.blockDim.x, warp_size()), i32(1))
+    slabs = ceil_div(head_dim, i32(SLAB))
+    parts = max(divide(min(warps, i32(_UNITS)), slabs), i32(1))
+    request = i32(cuda.blockIdx.z)
+    while request < num_requests[0]:
+        token = query_start_loc[request]
+        rows = query_start_loc[request + 1] - token
+        chunks = i32(0)
+        if rows > 0:
+            chunks = ceil_div(positions[token + rows - 1] + i32(1), i32(CHUNK_KEYS))
+        kv_head = i32(cuda.blockIdx.y)
+        while kv_head < num_kv_heads:
+            chunk = i32(cuda.blockIdx.x)
+            while chunk < chunks:
+                start = i32(chunk * i32(CHUNK_KEYS))
+                keys = min(positions[token + rows - 1] + i32(1) - start, i32(CHUNK_KEYS))
+                share_keys = ceil_div(ceil_div(keys, i32(16)), parts) * i32(16)
+                slot = idx_mapping[request]
+                for first_pair in range(0, rows * group, PAIRS):
+                    pairs = min(rows * group - i32(first_pair), i32(PAIRS))
+                    attend_scores(
+                        scores,
+                        i32(CHUNK_KEYS),
+                        query,
+                        k_cache,
+                        block_tables,
+                        slot,
+                        kv_head,
+                        token,
+                        group,
+                        i32(first_pair),
+                        pairs,
+                        start,
+                        keys,
+                        warp,
+                        warps,
+                    )
+                    cuda.syncthreads()
+                    chunk_softmax(
+                        scores,
+                        largest,
+                        normalizer,
+                        positions,
+                        token,
+                        group,
+                        i32(first_pair),
+                        pairs,
+                        start,
+                        keys,
+                        scale,
+                        warp,
+                        warps,
+                    )
+                    cuda.syncthreads()
+                    unit = i32(warp)
+                    while unit < slabs * parts:
+                        part = divide(unit, slabs)
+                        attend_values(
+                            sums,
+                            unit,
+                            scores,
+                            i32(CHUNK_KEYS),
+                            v_cache,
+                            block_tables,
+                            slot,
+                            kv_head,
+                            pairs,
+                            start,
+                            part * share_keys,
+                            min((part + i32(1)) * share_keys, ceil_div(keys, i32(16)) * i32(16)),
+                            keys,
+                            (unit - part * slabs) * i32(SLAB),
+                        )
+                        unit += warps
+                    cuda.syncthreads()
+                    item = i32(cuda.threadIdx.x)
+                    while item < pairs * head_dim:
+                        p = divide(item, head_dim)
+                        d = item - p * head_dim
+                        slab = divide(d, i32(SLAB))
+                        total = f32(0.0)
+                        for part in range(parts):
+                            unit = i32(part) * slabs + slab
+                            total += sums[(unit * i32(PAIRS) + p) * i32(SLAB) + d - slab * i32(SLAB)]
+                        row = divide(i32(first_pair) + p, group)
+                        head = kv_head * group + i32(first_pair) + p - row * group
+                        if chunks == 1:
+                            out[token + row, head * head_dim + d] = narrow(total / normalizer[p], out)
+                        else:
+                            totals[chunk, token + row, head, d] = total
+                            if d == 0:
+                                stats[chunk, token + row, head, 0] = largest[p]
+                                stats[chunk, token + row, head, 1] = normalizer[p]
+                        item += i32(cuda.blockDim.x)
+                    cuda.syncthreads()
+                if chunks > 1:
+                    cuda.threadfence()
+                    cuda.syncthreads()
+                    if cuda.threadIdx.x == 0:
+                        arrived[0] = cuda.atomic.add(arrivals, (request, kv_head), 1)
+                    cuda.syncthreads()
+                    if arrived[0] == chunks - 1:
+                        cuda.threadfence()
+                        combine_chunks(out, totals, stats, token, rows, kv_head * group, group, head_dim, chunks)
+                        if cuda.threadIdx.x == 0:
+                            arrivals[request, kv_head] = 0
+                    cuda.syncthreads()
+                chunk += i32(cuda.gridDim.x)
+            kv_head += i32(cuda.gridDim.y)
+        request += i32(cuda.gridDim.z)
+
+
+@device_function
+def combine_chunks(out, totals, stats, token, rows, first_head, group, head_dim, chunks):
+    """out = the softmax over all chunks of a request, for the heads of one kv head: rescaled to the largest maximum, in order."""
+    item = i32(cuda.threadIdx.x)
+    while item < rows * group * head_dim:
+        pair = divide(item, head_dim)
+        row, d = divide(pair, group), item - pair * head_dim
+        head = first_head + pair - row * group
+        top = NEG_INF
+        for chunk in range(chunks):
+            top = max(top, stats[chunk, token + row, head, 0])
+        total = f32(0.0)
+        normalizer = f32(0.0)
+        for chunk in range(chunks):
+            keep = exp(stats[chunk, token + row, head, 0] - top)
+            total += keep * totals[chunk, token + row, head, d]
+            normalizer += keep * stats[chunk, token + row, head, 1]
+        out[token + row, head * head_dim + d] = narrow(total / normalizer, out)
+        item += i32(cuda.blockDim.x)

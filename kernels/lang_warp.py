@@ -1,0 +1,92 @@
+"""Warps: thirty-two threads in step on a GPU, a single thread everywhere else.
+
+The simulator and a CPU have no shuffles. There a warp is one thread, so that what its lanes would exchange, the thread holds
+already: the same source strides by `warp_size()` in all three worlds. `primitive` declares a function with one meaning and two
+forms: its own source for simulator and CPU, and a form in GPU instructions. Only the second form is beyond the reach of
+laptop tests, so it is kept short and compared with the first on a GPU (tests with `-m gpu`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from numba import cuda as numba_cuda
+from numba import extending as cpu_extending
+
+from kernels.lang import SIMULATED, i32
+
+if not SIMULATED:
+    from numba.cuda import extending as gpu_extending
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_ALL_LANES = 0xFFFFFFFF
+
+
+def primitive(on_gpu: Callable[..., Callable[..., Any] | None]) -> Callable[[_F], _F]:
+    """Declare the decorated source as what simulator and CPU run, and `on_gpu` as what chooses the GPU's form.
+
+    Args:
+        on_gpu: from the Numba types of the arguments to a source for them, or None: the common source then.
+    """
+
+    def declare(source: _F) -> _F:
+        cpu_extending.overload(source, strict=False, jit_options={"fastmath": {"reassoc", "contract", "arcp", "nsz"}})(
+            lambda *types: source
+        )
+        if not SIMULATED:
+            gpu_extending.overload(source, strict=False)(lambda *types: on_gpu(*types) or source)
+        return source
+
+    return declare
+
+
+def _gpu_warp_size():
+    return i32(32)
+
+
+@primitive(lambda: _gpu_warp_size)
+def warp_size():
+    """Threads of a warp: 32 on a GPU, else 1."""
+    return i32(1)
+
+
+def _gpu_lane():
+    return i32(numba_cuda.threadIdx.x & 31)
+
+
+@primitive(lambda: _gpu_lane)
+def lane():
+    """Place of this thread in its warp. Blocks are one-dimensional."""
+    return i32(0)
+
+
+def _gpu_warp_sum(value):
+    value += numba_cuda.shfl_xor_sync(_ALL_LANES, value, 16)
+    value += numba_cuda.shfl_xor_sync(_ALL_LANES, value, 8)
+    value += numba_cuda.shfl_xor_sync(_ALL_LANES, value, 4)
+    value += numba_cuda.shfl_xor_sync(_ALL_LANES, value, 2)
+    value += numba_cuda.shfl_xor_sync(_ALL_LANES, value, 1)
+    return value
+
+
+@primitive(lambda value: _gpu_warp_sum)
+def warp_sum(value):
+    """Sum over the warp, returned to every lane; every lane must call it. Butterfly: the order is always the same."""
+    return value
+
+
+def _gpu_warp_max(value):
+    value = max(value, numba_cuda.shfl_xor_sync(_ALL_LANES, value, 16))
+    value = max(value, numba_cuda.shfl_xor_sync(_ALL_LANES, value, 8))
+    value = max(value, numba_cuda.shfl_xor_sync(_ALL_LANES, value, 4))
+    value = max(value, numba_cuda.shfl_xor_sync(_ALL_LANES, value, 2))
+    value = max(value, numba_cuda.shfl_xor_sync(_ALL_LANES, value, 1))
+    return value
+
+
+@primitive(lambda value: _gpu_warp_max)
+def warp_max(value):
+    """Maximum over the warp, returned to every lane; every lane must call it."""
+    return value

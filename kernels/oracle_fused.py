@@ -1,0 +1,142 @@
+"""What each kernel of the fused decode path means, in plain NumPy: as oracle_forward.py, whose rules hold here too.
+
+Arrays are float32: tests widen 16-bit ones before and compare with a tolerance of their type.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.oracle_forward import Floats, Integers, _heads, _live, embed, head_norm, rope, store_kv
+
+TILE_ROWS = 8
+
+
+def squares_of(rows: Floats) -> npt.NDArray[np.float64]:
+    """Sums of squares of each 8 columns; the last sum may be of fewer."""
+    columns = -(-rows.shape[1] // TILE_ROWS) * TILE_ROWS
+    padded = np.zeros((len(rows), columns))
+    padded[:, : rows.shape[1]] = rows
+    return np.asarray((padded.reshape(len(rows), -1, TILE_ROWS) ** 2).sum(axis=2))
+
+
+def _normed(x: Floats, gain: Floats, squares: Floats, eps: float) -> npt.NDArray[np.float64]:
+    scale = 1 / np.sqrt(squares.astype(np.float64).sum(axis=1, keepdims=True) / x.shape[1] + eps)
+    return np.asarray(x * scale * gain)
+
+
+def embed_squares(
+    residual: Floats, squares: Floats, table: Floats, input_ids: Integers, num_tokens: Integers
+) -> tuple[Floats, Floats]:
+    """(residual, squares) afterwards."""
+    rows = embed(residual, table, input_ids, num_tokens)
+    return rows, _live(squares, num_tokens, squares_of(rows))
+
+
+def norm_project(
+    out: Floats, x: Floats, gain: Floats, squares: Floats, weight: Floats, eps: float, split: int, num_tokens: Integers
+) -> Floats:
+    return _live(out, num_tokens, _normed(x, gain, squares, eps) @ weight.T)
+
+
+def norm_gate_up(
+    out: Floats, x: Floats, gain: Floats, squares: Floats, weight: Floats, eps: float, split: int, num_tokens: Integers
+) -> Floats:
+    gate, up = np.split(_normed(x, gain, squares, eps) @ weight.T, 2, axis=1)
+    return _live(out, num_tokens, gate / (1 + np.exp(-gate)) * up)
+
+
+def project_residual(
+    residual: Floats, squares: Floats, x: Floats, weight: Floats, split: int, num_tokens: Integers
+) -> tuple[Floats, Floats]:
+    """(residual, squares) afterwards."""
+    total = _live(residual, num_tokens, residual + x.astype(np.float64) @ weight.T)
+    return total, _live(squares, num_tokens, squares_of(total))
+
+
+def rotate_store(
+    query: Floats,
+    k_cache: Floats,
+    v_cache: Floats,
+    qkv: Floats,
+    table: Floats,
+    positions: Integers,
+    slot_mapping: Integers,
+    num_heads: int,
+    num_tokens: Integers,
+) -> tuple[Floats, Floats, Floats]:
+    """(query, k_cache, v_cache) afterwards."""
+    turned = rope(qkv, table, positions, num_heads, k_cache.shape[2], num_tokens)
+    keys, values = store_kv(k_cache, v_cache, turned, slot_mapping, num_heads, num_tokens)
+    return _live(query, num_tokens, turned[:, : query.shape[1]]), keys, values
+
+
+def norm_rotate_store(
+    query: Floats,
+    k_cache: Floats,
+    v_cache: Floats,
+    qkv: Floats,
+    q_gain: Floats,
+    k_gain: Floats,
+    table: Floats,
+    positions: Integers,
+    slot_mapping: Integers,
+    num_heads: int,
+    eps: float,
+    num_tokens: Integers,
+) -> tuple[Floats, Floats, Floats]:
+    """(query, k_cache, v_cache) afterwards."""
+    normed = head_norm(qkv, q_gain, k_gain, num_heads, k_cache.shape[2], eps, num_tokens)
+    return rotate_store(query, k_cache, v_cache, normed, table, positions, slot_mapping, num_heads, num_tokens)
+
+
+def attend(
+    out: Floats,
+    query: Floats,
+    k_cache: Floats,
+    v_cache: Floats,
+    block_tables: Integers,
+    positions: Integers,
+    idx_mapping: Integers,
+    query_start_loc: Integers,
+    num_heads: int,
+    scale: float,
+    num_requests: Integers,
+) -> Floats:
+    """`out` afterwards; what totals and stats hold is nobody's business, and arrivals are 0 again."""
+    block_size, num_kv_heads, head_dim = k_cache.shape[1:]
+    result = out.copy()
+    for request in range(num_requests[0]):
+        for token in range(query_start_loc[request], query_start_loc[request + 1]):
+            seen = np.arange(positions[token] + 1)
+            blocks = np.maximum(block_tables[idx_mapping[request], seen // block_size], 0)
+            keys = k_cache[blocks, seen % block_size].astype(np.float64)
+            values = v_cache[blocks, seen % block_size].astype(np.float64)
+            for head in range(num_heads):
+                kv_head = head // (num_heads // num_kv_heads)
+                scores = keys[:, kv_head] @ _heads(query, head_dim)[token, head].astype(np.float64) * scale
+                shares = np.exp(scores - scores.max())
+                attended = shares @ values[:, kv_head] / shares.sum()
+                result[token, head * head_dim : (head + 1) * head_dim] = attended
+    return result
+
+
+def gather_norm(
+    out: Floats, residual: Floats, gain: Floats, indices: Integers, eps: float, num_rows: Integers
+) -> Floats:
+    rows = residual[indices].astype(np.float64)
+    return _live(out, num_rows, rows / np.sqrt((rows**2).mean(axis=1, keepdims=True) + eps) * gain)
+
+
+def project_argmax(logits: Floats, x: Floats, weight: Floats, num_rows: Integers) -> Floats:
+    """`logits` afterwards; best_value and best_column are what `best_columns` makes of them."""
+    return _live(logits, num_rows, x.astype(np.float64) @ weight.T)
+
+
+def best_of_stripes(out: Integers, best_value: Floats, best_column: Integers, num_rows: Integers) -> Integers:
+    best = np.zeros_like(out)
+    for row in range(len(out)):
+        top = best_value[:, row].max()
+        best[row] = best_column[best_value[:, row] == top, row].min() if top > -np.inf else 0
+    return _live(out, num_rows, best)

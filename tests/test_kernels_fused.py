@@ -1,0 +1,340 @@
+"""Every kernel of the fused decode path against its oracle: each executor and storage type, ragged requests, pads that show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graphs.launch import Grid
+from kernels import oracle_fused as oracle
+from kernels.attend import CHUNK_KEYS, attend
+from kernels.head import best_of_stripes, gather_norm, project_argmax
+from kernels.lang import MAX_THREADS, SIMULATED, Kernel
+from kernels.project import embed_squares, norm_gate_up, norm_project, project_residual
+from kernels.rotate import norm_rotate_store, rotate_store
+from tests.kernel_cases import Launch, floats, guarded, live, poisoned, untouched
+from tests.storage_cases import STORAGES, TOLERANCE, dtype_of, stored, widened
+
+EPS = 1e-5
+STORAGE = pytest.mark.parametrize("storage", STORAGES)
+
+
+def warps(*shapes: tuple[Grid, int]) -> pytest.MarkDecorator:
+    """As tests.kernel_cases.launches, blocks counted in warps: one thread each on cpu and simulator, thirty-two on a GPU."""
+    cases: list[Any] = [Launch("cpu")]
+    if SIMULATED:
+        cases += [Launch("simulator", grid, block) for grid, block in shapes]
+    blocks = [(grid, min(32 * block, MAX_THREADS)) for grid, block in shapes]
+    cases += [pytest.param(Launch("cuda", grid, block), marks=pytest.mark.gpu) for grid, block in blocks]
+    return pytest.mark.parametrize("launch", cases, ids=str)
+
+
+LAUNCHES = warps((1, 1), (2, 3), (1, 10))
+
+
+def out_of(storage: str, *shape: int) -> np.ndarray:
+    """An output before the kernel: -7 everywhere, in any storage type."""
+    return stored(untouched(*shape), storage)
+
+
+def check(launch: Launch, kernel: Kernel, args: dict[str, Any], expected: dict[str, np.ndarray], storage: str) -> None:
+    """Run on copies; outputs in `expected` (float32) within the storage type's tolerance, every other array unchanged."""
+    held = {name: arg.copy() if isinstance(arg, np.ndarray) else arg for name, arg in args.items()}
+    launch.run(kernel, *(held[name] for name in kernel.params))
+    for name, now in held.items():
+        if name in expected:
+            wide = widened(now) if now.dtype.kind == "f" or now.dtype == np.uint16 else now
+            tolerance = TOLERANCE[storage]
+            scale = np.nanmax(np.abs(expected[name]), initial=1.0, where=np.isfinite(expected[name]))
+            message = f"{kernel.name}: {name}"
+            np.testing.assert_allclose(wide, expected[name], rtol=tolerance, atol=tolerance * scale, err_msg=message)
+        elif isinstance(now, np.ndarray) and name not in kernel.writes:
+            assert now.tobytes() == args[name].tobytes(), f"{kernel.name} stored to {name}"
+
+
+def wide_args(args: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: widened(arg) if isinstance(arg, np.ndarray) and arg.dtype.kind in "fu" else arg for name, arg in args.items()
+    }
+
+
+@LAUNCHES
+@STORAGE
+@pytest.mark.parametrize("width", [24, 13])
+def test_embed_squares(launch: Launch, storage: str, width: int) -> None:
+    args = {
+        "residual": untouched(5, width),
+        "squares": untouched(5, -(-width // 8)),
+        "table": stored(floats(1, 11, width), storage),
+        "input_ids": poisoned(np.array([10, 0, -1, 11, 3], np.int32), 4),
+        "num_tokens": live(4),
+    }
+    residual, squares = oracle.embed_squares(**wide_args(args))
+    check(launch, embed_squares, args, {"residual": residual, "squares": squares}, "float32")
+
+
+def norm_case(storage: str, normed: bool, outputs: int, depth: int, count: int, capacity: int, split: int) -> dict[str, Any]:
+    """`normed`: x is 16-bit and normalised before, so that gain and squares must not matter: they are NaN."""
+    rows = floats(31, capacity, depth) * 3
+    x = stored(rows, storage) if normed else rows
+    squares = oracle.squares_of(rows).astype(np.float32)
+    x = x.copy()
+    x[count:] = stored(np.full((1,), np.nan, np.float32), storage)[0] if normed else np.nan
+    return {
+        "out": out_of(storage, capacity, outputs),
+        "x": x,
+        "gain": np.full(depth, np.nan, np.float32) if normed else floats(32, depth),
+        "squares": poisoned(np.full_like(squares, np.nan) if normed else squares, count),
+        "weight": stored(floats(33, outputs, depth), storage),
+        "eps": EPS,
+        "split": split,
+        "num_tokens": live(count),
+    }
+
+
+NORM_CASES = pytest.mark.parametrize(
+    ("outputs", "depth", "count", "capacity", "split"),
+    [(16, 32, 1, 3, 1), (24, 72, 3, 3, 2), (13, 40, 17, 18, 4), (8, 40, 0, 2, 1)],
+)
+
+
+def normed_variants() -> list[Any]:
+    return [(storage, normed) for storage in STORAGES for normed in (False, True) if not (normed and storage == "float32")]
+
+
+@LAUNCHES
+@pytest.mark.parametrize(("storage", "normed"), normed_variants())
+@NORM_CASES
+def test_norm_project(
+    launch: Launch, storage: str, normed: bool, outputs: int, depth: int, count: int, capacity: int, split: int
+) -> None:
+    args = norm_case(storage, normed, outputs, depth, count, capacity, split)
+    wide = wide_args(args)
+    expected = oracle.norm_project(**wide) if not normed else plain_product(wide)
+    check(launch, norm_project, args, {"out": expected}, storage)
+
+
+def plain_product(wide: dict[str, Any]) -> np.ndarray:
+    result = wide["out"].copy()
+    count = wide["num_tokens"][0]
+    result[:count] = wide["x"][:count].astype(np.float64) @ wide["weight"].T
+    return result
+
+
+@LAUNCHES
+@pytest.mark.parametrize(("storage", "normed"), normed_variants())
+@NORM_CASES
+def test_norm_gate_up(
+    launch: Launch, storage: str, normed: bool, outputs: int, depth: int, count: int, capacity: int, split: int
+) -> None:
+    args = norm_case(storage, normed, 2 * outputs, depth, count, capacity, split)
+    args["out"] = out_of(storage, capacity, outputs)
+    wide = wide_args(args)
+    if normed:
+        product = plain_product({**wide, "out": np.zeros((capacity, 2 * outputs))})
+        expected = wide["out"].copy()
+        gate, up = np.split(product[:count], 2, axis=1)
+        expected[:count] = gate / (1 + np.exp(-gate)) * up
+    else:
+        expected = oracle.norm_gate_up(**wide)
+    check(launch, norm_gate_up, args, {"out": expected}, storage)
+
+
+@LAUNCHES
+@STORAGE
+@NORM_CASES
+def test_project_residual(launch: Launch, storage: str, outputs: int, depth: int, count: int, capacity: int, split: int) -> None:
+    args = {
+        "residual": guarded(floats(34, capacity, outputs), count),
+        "squares": untouched(capacity, -(-outputs // 8)),
+        "x": stored(floats(35, capacity, depth), storage),
+        "weight": stored(floats(36, outputs, depth), storage),
+        "split": split,
+        "num_tokens": live(count),
+    }
+    residual, squares = oracle.project_residual(**wide_args(args))
+    check(launch, project_residual, args, {"residual": residual, "squares": squares}, "float32")
+
+
+@pytest.mark.parametrize("kernel", [rotate_store, norm_rotate_store], ids=lambda k: k.name)
+@warps((1, 1), ((2, 2), 3), ((1, 1), 10))
+@STORAGE
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(3, 1, 4), (4, 2, 64)], ids=str)
+def test_rotate_store(launch: Launch, kernel: Kernel, storage: str, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    angles = np.arange(20)[:, None] * 0.7 ** np.arange(head_dim // 2)
+    cache = (4, 4, num_kv_heads, head_dim)
+    args: dict[str, Any] = {
+        "query": out_of(storage, 5, num_heads * head_dim),
+        "k_cache": stored(floats(37, *cache), storage),
+        "v_cache": stored(floats(38, *cache), storage),
+        "qkv": poisoned(floats(39, 5, (num_heads + 2 * num_kv_heads) * head_dim), 4),
+        "table": np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32),
+        "positions": poisoned(np.array([19, 0, 7, 7, 1], np.int32), 4),
+        "slot_mapping": np.array([11, -1, 0, 5, 6], np.int32),
+        "num_heads": num_heads,
+        "num_tokens": live(4),
+    }
+    if kernel is norm_rotate_store:
+        args |= {"q_gain": floats(40, head_dim), "k_gain": floats(41, head_dim), "eps": EPS}
+    wide = wide_args(args)
+    wide["positions"] = np.maximum(wide["positions"], 0)
+    query, keys, values = getattr(oracle, kernel.name)(**wide)
+    check(launch, kernel, args, {"query": query, "k_cache": keys, "v_cache": values}, storage)
+
+
+TABLES = np.array([[7, 2, 9, -1], [-1, -1, -1, -1], [0, 8, 3, 5]], np.int32)
+
+
+def attend_case(
+    storage: str, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, starts: list[int], lengths: list[int]
+) -> dict[str, Any]:
+    """Requests on slots 2 and 0: row offsets `starts`, positions that end at `lengths` - 1; a third request is a pad."""
+    rows = starts[-1]
+    spans = zip(starts[:-1], starts[1:], lengths, strict=True)
+    positions = np.concatenate([np.arange(length - (end - begin), length) for begin, end, length in spans])
+    cache = (10, block_size, num_kv_heads, head_dim)
+    k_cache, v_cache = floats(42, *cache), floats(43, *cache)
+    for unused in (1, 4, 6):  # blocks of no slot: reading one shows
+        k_cache[unused], v_cache[unused] = np.nan, np.nan
+    for slot, length in zip((2, 0), lengths, strict=True):
+        seen, behind = divmod(length, block_size)
+        if behind:  # entries of the last block that were never written
+            k_cache[TABLES[slot, seen], behind:], v_cache[TABLES[slot, seen], behind:] = np.nan, np.nan
+    chunks = -(-4 * block_size // CHUNK_KEYS)
+    return {
+        "out": out_of(storage, rows + 1, num_heads * head_dim),
+        "totals": np.full((chunks, rows + 1, num_heads, head_dim), np.nan, np.float32),
+        "stats": np.full((chunks, rows + 1, num_heads, 2), np.nan, np.float32),
+        "arrivals": np.zeros((3, num_kv_heads), np.int32),
+        "query": stored(poisoned(floats(44, rows + 1, num_heads * head_dim), rows), storage),
+        "k_cache": stored(k_cache, storage),
+        "v_cache": stored(v_cache, storage),
+        "block_tables": TABLES,
+        "positions": np.append(positions, -7).astype(np.int32),
+        "idx_mapping": np.array([2, 0, -1], np.int32),
+        "query_start_loc": np.array([*starts, starts[-1]], np.int32),
+        "num_heads": num_heads,
+        "scale": head_dim**-0.5,
+        "num_requests": live(len(lengths)),
+    }
+
+
+def expected_attention(args: dict[str, Any]) -> np.ndarray:
+    names = ("out", "query", "k_cache", "v_cache", "block_tables", "positions", "idx_mapping", "query_start_loc")
+    wide = wide_args(args)
+    return oracle.attend(*(wide[name] for name in names), args["num_heads"], args["scale"], args["num_requests"])
+
+
+@warps((1, 1), ((2, 2, 2), 3), ((1, 1, 3), 10))
+@STORAGE
+@pytest.mark.parametrize(
+    ("starts", "lengths"), [([0, 1, 2], [5, 1]), ([0, 3, 4], [11, 9]), ([0, 7, 7], [12, 0])], ids=["decode", "verify", "empty"]
+)
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim", "block_size"), [(3, 1, 4, 3), (4, 2, 6, 4)], ids=str)
+def test_attend(
+    launch: Launch,
+    storage: str,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    starts: list[int],
+    lengths: list[int],
+) -> None:
+    if launch.executor == "cuda":
+        head_dim = 64  # what the 16-bit form takes
+    args = attend_case(storage, num_heads, num_kv_heads, head_dim, block_size, starts, lengths)
+    expected = {"out": expected_attention(args), "arrivals": args["arrivals"]}
+    check(launch, attend, args, expected, storage)
+
+
+@warps(((3, 1, 2), 16))
+@STORAGE
+@pytest.mark.parametrize("length", [127, 128, 129, 300])
+def test_attend_across_chunks(launch: Launch, storage: str, length: int) -> None:
+    """The verify rows of a request straddle a chunk; more than 16 pairs; a head of more than one slab."""
+    if launch.executor == "simulator" and (storage, length) not in {("bfloat16", 129), ("float32", 300)}:
+        pytest.skip("seconds each in the simulator: two stand for all")
+    head_dim = {"cuda": 128, "cpu": 66, "simulator": 4}[launch.executor]
+    args = attend_case(storage, 8, 2, head_dim, 100, [0, 5, 6], [length, max(length - 130, 1)])
+    expected = {"out": expected_attention(args), "arrivals": args["arrivals"]}
+    check(launch, attend, args, expected, storage)
+
+
+@STORAGE
+def test_attend_of_a_row_does_not_depend_on_its_company(storage: str) -> None:
+    """Bit for bit: the last row of a verify step of 6 is the row of a decode step at its position, also across a chunk."""
+    launch = Launch("cpu")
+    many = attend_case(storage, 4, 2, 64, 100, [0, 6, 9], [131, 260])
+    launch.run(attend, *(many[name] for name in attend.params))
+    for row, length in ((0, 126), (2, 128), (3, 129), (5, 131)):
+        alone = attend_case(storage, 4, 2, 64, 100, [0, 1], [length])
+        alone["k_cache"], alone["v_cache"] = many["k_cache"], many["v_cache"]
+        alone["query"][0] = many["query"][row]
+        launch.run(attend, *(alone[name] for name in attend.params))
+        assert alone["out"][0].tobytes() == many["out"][row].tobytes()
+
+
+@LAUNCHES
+@STORAGE
+def test_gather_norm(launch: Launch, storage: str) -> None:
+    args = {
+        "out": out_of(storage, 4, 24),
+        "residual": floats(45, 6, 24),
+        "gain": floats(46, 24),
+        "indices": np.array([5, 0, 5, 2], np.int32),
+        "eps": EPS,
+        "num_rows": live(3),
+    }
+    check(launch, gather_norm, args, {"out": oracle.gather_norm(**wide_args(args))}, storage)
+
+
+def head_case(storage: str, count: int, vocab_size: int, padding: int, stripes: int) -> dict[str, Any]:
+    weight = floats(47, vocab_size + padding, 64)
+    weight[vocab_size:] *= 1000  # the padding would win
+    weight[[3, vocab_size - 1]] = weight[3] * 4  # ties between columns of different stripes
+    return {
+        "logits": untouched(count + 1, vocab_size + padding),
+        "best_value": untouched(stripes, count + 1),
+        "best_column": untouched(stripes, count + 1, dtype=np.int32),
+        "x": stored(poisoned(floats(48, count + 1, 64), count), storage),
+        "weight": stored(weight, storage),
+        "vocab_size": vocab_size,
+        "split": 2,
+        "num_rows": live(count),
+    }
+
+
+@LAUNCHES
+@STORAGE
+@pytest.mark.parametrize(("count", "vocab_size", "padding"), [(1, 21, 3), (3, 40, 0), (17, 13, 8)])
+def test_head_and_argmax(launch: Launch, storage: str, count: int, vocab_size: int, padding: int) -> None:
+    args = head_case(storage, count, vocab_size, padding, 3)
+    wide = wide_args(args)
+    logits = oracle.project_argmax(wide["logits"], wide["x"], wide["weight"], args["num_rows"])
+    check(launch, project_argmax, args, {"logits": logits}, "float32")
+    held = {name: arg.copy() if isinstance(arg, np.ndarray) else arg for name, arg in args.items()}
+    launch.run(project_argmax, *(held[name] for name in project_argmax.params))
+    out = untouched(count + 1, dtype=np.int32)
+    launch.run(best_of_stripes, out, held["best_value"], held["best_column"], args["num_rows"])
+    np.testing.assert_array_equal(out[:count], held["logits"][:count, :vocab_size].argmax(axis=1))
+    assert out[count] == -7
+
+
+@LAUNCHES
+def test_best_of_stripes(launch: Launch) -> None:
+    inf = np.inf
+    values = np.array([[1, 5, -inf, inf], [2, 5, -inf, -inf], [0, 4, -inf, 1]], np.float32)
+    columns = np.array([[4, 9, 2**31 - 1, 3], [7, 2, 2**31 - 1, 2**31 - 1], [1, 1, 2**31 - 1, 0]], np.int32)
+    out = untouched(5, dtype=np.int32)
+    values, columns = np.pad(values, ((0, 0), (0, 1))), np.pad(columns, ((0, 0), (0, 1)))
+    expected = oracle.best_of_stripes(out, values, columns, live(4))
+    args = {"out": out, "best_value": values, "best_column": columns, "num_rows": live(4)}
+    launch.check(best_of_stripes, args, {"out": expected})
+    assert expected.tolist() == [7, 2, 0, 3, -7]
+
+
+def test_storage_of_a_kernel_is_that_of_its_arrays() -> None:
+    assert [str(dtype_of(storage)) for storage in STORAGES] == ["float32", "float16", "uint16"]
