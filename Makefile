@@ -2,6 +2,7 @@
 # make test  set up .venv, then run the tests
 # make lint  ruff and mypy          make parity  compare with transformers on the CPU
 # make gpu   tests that need a GPU, with a table of results and figures last
+# make mutants  damage a copy of the sources in every known way: each damage must fail its test (docs/mutants.md)
 # make sanitize   one of them, the engine on a tiny model, under compute-sanitizer: memcheck and racecheck
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -12,7 +13,7 @@ CUDA := $(shell $(PYTHON) .ci/cuda_extra.py 2>/dev/null)
 comma := ,
 with_cuda = $(if $(CUDA),$(CUDA)$(if $(1),$(comma)))$(1)
 
-.PHONY: run test lint parity gpu sanitize clean
+.PHONY: run test lint parity mutants gpu sanitize clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run
@@ -27,6 +28,9 @@ lint: $(VENV)/.lint
 
 parity: $(VENV)/.parity
 	$(BIN)/python -m pytest tests/parity -m parity
+
+mutants: $(VENV)/.test
+	$(BIN)/python -m tests.mutants
 
 gpu: $(VENV)/.test
 	$(BIN)/python -m pytest -m gpu -p tests.gpu_report -q

@@ -156,8 +156,8 @@ def test_the_host_cannot_read_what_a_step_has_overtaken(toy: ToyEngine, name: st
 
 
 def test_every_uniform_graph_holds_whole_rows(toy: ToyEngine) -> None:
-    uniform = [key for key in toy.runner.keys() if key.query_len]
-    assert [(key.num_requests, key.query_len, key.num_tokens) for key in uniform] == [(1, 4, 4), (2, 4, 8)]
+    uniform = [key for key in toy.runner.library.graphs if key.query_len]
+    assert [(key.num_requests, key.query_len, key.num_tokens) for key in uniform] == [(2, 4, 8), (1, 4, 4)]
 
 
 # The scheduler

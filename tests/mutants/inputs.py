@@ -79,12 +79,21 @@ MUTATIONS = (
     ),
     mutation(
         "batch-row-as-slot-in-the-combine",
-        "9b-38",
+        "9c-38",
         _COMBINE,
         "        slot = i32(idx_mapping[row])\n        base",
         "        slot = i32(row)\n        base",
         test=_vector("combine-idx-mapping"),
         text="rows and slots agree until a request ends before an earlier one",
+    ),
+    mutation(
+        "drafts-of-another-slot",
+        "B47",
+        _COMBINE,
+        "draft_tokens[slot, i] if i < stride else i32(-1)",
+        "draft_tokens[row, i] if i < stride else i32(-1)",
+        test=_vector("combine-3"),
+        text=_LOSSLESS,
     ),
     mutation(
         "draft-beyond-the-stride",
@@ -200,7 +209,7 @@ MUTATIONS = (
     ),
     mutation(
         "computed-length-by-batch-row",
-        "9b-38",
+        "9c-38",
         _PREPARE,
         "computed = i32(num_computed[slot])",
         "computed = i32(num_computed[row])",

@@ -22,7 +22,9 @@ class Edit:
         """Raises SourceMovedError."""
         found = source.count(self.old)
         if found != 1:
-            raise SourceMovedError(f"{self.file}: the text to replace occurs {found} times, must be once:\n{self.old}")
+            raise SourceMovedError(
+                f"{self.file}: the text to replace occurs {found} times, must be once; bring tests/mutants up to date:\n{self.old}"
+            )
         return source.replace(self.old, self.new)
 
 
@@ -32,8 +34,8 @@ class Mutation:
 
     Attributes:
         name: in lower case, with dashes.
-        hazard: the entry of the hazard list: 9a-1 .. 9e-63 (defects of the system that this project re-creates) or B1 .. B47 (reported
-            by users of other engines).
+        hazard: the entry of the hazard list: 9a-1 .. 9e-63, defects of the system that this project re-creates, or B1 .. B47,
+            reported by users of other engines.
         edits: usually one.
         test: pytest node id that must go red, all parameters of a test unless one is named in brackets; or an axis of `gate`.
         text: why reading the generated text alone would not have shown it.

@@ -6,7 +6,7 @@ from tests.mutants.mutation import mutation
 
 _SCHEDULER, _REQUEST, _QUEUE, _BATCH = "runtime/scheduler.py", "runtime/request.py", "runtime/request_queue.py", "runtime/batch.py"
 _SCHEDULER_TESTS = "tests/test_runtime_scheduler.py::test_"
-_ANY = "AssertionError|assert |RuntimeError|CapacityError|ValueError"
+_ANY = "AssertionError|assert |RuntimeError|CapacityError|ValueError|KeyError"
 
 MUTATIONS = (
     mutation(
@@ -60,8 +60,8 @@ MUTATIONS = (
         "epoch-kept-at-the-second-preemption",
         "B39",
         _QUEUE,
-        "request.admit(slot, next(self._epochs))",
-        "request.admit(slot, next(self._epochs) if request.num_preemptions == 0 else request.epoch)",
+        "victim.preempt(next(self._epochs))",
+        "victim.preempt(next(self._epochs) if victim.num_preemptions == 0 else victim.epoch)",
         test=_SCHEDULER_TESTS + "b39_preempted_twice_with_frames_in_flight",
         expects=_ANY,
         text="needs two preemptions of one request with frames in flight",
@@ -167,7 +167,7 @@ MUTATIONS = (
         "B5",
         _SCHEDULER,
         "for index, row in enumerate(plan.rows):\n            request",
-        "for index, row in enumerate((self._in_flight[-1] if self._in_flight else plan).rows[: len(plan.rows)]):\n            request",
+        "for index, row in enumerate([*self._in_flight, plan][-2:][0].rows[: len(plan.rows)]):\n            request",
         test=_SCHEDULER_TESTS + "batches_under_every_depth_and_pool",
         expects=_ANY,
         text="rows stand where they stood until a request comes or goes",
@@ -189,7 +189,7 @@ MUTATIONS = (
         "least, most = (1, 1 + num_drafts) if row.samples else (0, 0)",
         "least, most = (0, 1 + num_drafts) if row.samples else (0, 0)",
         test=_SCHEDULER_TESTS + "a_result_that_contradicts_the_plan_is_an_error",
-        expects="DID NOT RAISE|Regex pattern did not match",
+        expects="DID NOT RAISE|accepted = -1",
         text="an outcome that never arrived reads as a step that emitted nothing",
     ),
     mutation(
@@ -209,6 +209,15 @@ MUTATIONS = (
         "        if drafted >= 0:\n            self.histogram",
         test="tests/test_runtime_metrics.py::test_a_row_without_a_valid_draft_is_no_draft",
         text="only the figure that is reported falls",
+    ),
+    mutation(
+        "prefill-chunk-with-drafts",
+        "B42",
+        _SCHEDULER,
+        "num_drafts=0 if is_prefilling else self.limits.num_speculative_tokens,",
+        "num_drafts=min(num_tokens - 1, self.limits.num_speculative_tokens),",
+        test=_SCHEDULER_TESTS + "b13_prompts_with_the_shape_of_decode_rows_prefill",
+        text="stale drafts are verified against prompt rows: rejected, and the state is one chunk off",
     ),
     mutation(
         "slot-freed-twice",

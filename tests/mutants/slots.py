@@ -100,7 +100,7 @@ MUTATIONS = (
     ),
     mutation(
         "drafts-by-batch-row",
-        "9b-38",
+        "9c-38",
         _NGRAM,
         "draft_tokens[slot, i] = history[slot, source + i] if i < count else i32(-1)",
         "draft_tokens[row, i] = history[slot, source + i] if i < count else i32(-1)",

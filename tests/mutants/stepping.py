@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutation import Edit, gated, mutation
+from tests.mutants.mutation import Edit, Mutation, gated, mutation
 
 _RUNNER, _STEP, _ENGINE = "runtime/runner.py", "graphs/step.py", "runtime/engine.py"
 _HAZARDS = "tests/test_hazards.py::test_"
+_NOTHING = "(lambda *arguments: None)"
+_WRITE_TABLES = (
+    "launch.launch(staged_write, 1, ROW_THREADS, state.block_tables, inputs.block_writes, inputs.num_block_writes)"
+)
+_SUBMIT = "self.buffers.outcomes.submit(plan.step, self.compute, self.copy)"
 _PUBLISH = "step.outcome, sampled, num_sampled, num_drafts, state.finished, idx_mapping, inputs.num_requests"
 
 # Accept compares with an array beside the input ids, as a host copy of them would be.
 _OTHER_IDS = (
-    Edit("runtime/step_buffers.py", '("input_token_ids", (tokens,)),', '("input_token_ids", (tokens,)),\n("other_ids", (tokens,)),'),
+    Edit("runtime/step_buffers.py", '("input_token_ids", (tokens,)),', '("input_token_ids", (tokens,)), ("other_ids", (tokens,)),'),
     Edit("graphs/arrays.py", "    input_token_ids: Array  # [T]\n", "    input_token_ids: Array  # [T]\n    other_ids: Array\n"),
     Edit(
         _STEP,
@@ -23,7 +28,7 @@ MUTATIONS = (
     gated(
         "null-cu-num-logits-in-the-runner",
         "9a-2",
-        Edit(_RUNNER, "accumulate((1 + row.num_drafts for row in plan.rows), initial=0)", "accumulate((1 for row in plan.rows), initial=0)"),
+        Edit(_RUNNER, "accumulate((1 + row.num_drafts for row", "accumulate((1 for row"),
         gate="G2",
         axis="fed = drafted",
         text="one logits row for each request is right for every step without drafts",
@@ -97,9 +102,9 @@ MUTATIONS = (
         "B13",
         Edit(
             _RUNNER,
-            "        if plan.query_len is not None:\n            return GraphKey.uniform(self._bucket(len(plan.rows)), plan.query_len)\n",
-            "        if all(row.num_tokens == self.query_len for row in plan.rows):\n"
-            "            return GraphKey.uniform(self._bucket(len(plan.rows)), self.query_len)\n",
+            "if plan.query_len is not None:\n            return GraphKey.uniform(self._bucket(len(plan.rows)), plan.query_len)",
+            "if all(row.num_tokens == self.query_len for row in plan.rows):\n"
+            "            return GraphKey.uniform(self._bucket(len(plan.rows)), self.query_len)",
         ),
         gate="G1",
         axis="graph family",
@@ -178,13 +183,13 @@ MUTATIONS = (
         (
             Edit(
                 _STEP,
-                "    launch.launch(staged_write, 1, ROW_THREADS, state.block_tables, inputs.block_writes, inputs.num_block_writes)\n",
+                f"    {_WRITE_TABLES}\n",
                 "",
             ),
             Edit(
                 _STEP,
                 "    launch.launch(\n        prefill_inputs,\n",
-                "    launch.launch(staged_write, 1, ROW_THREADS, state.block_tables, inputs.block_writes, inputs.num_block_writes)\n"
+                f"    {_WRITE_TABLES}\n"
                 "    launch.launch(\n        prefill_inputs,\n",
             ),
         ),
@@ -195,7 +200,7 @@ MUTATIONS = (
     gated(
         "discard-guard-dropped",
         "9d-46",
-        Edit(_STEP, "    launch.launch(\n        sampled_rejected,\n", "    (lambda *arguments: None)(\n        sampled_rejected,\n"),
+        Edit(_STEP, "    launch.launch(\n        sampled_rejected,\n", f"    {_NOTHING}(\n        sampled_rejected,\n"),
         gate="G1",
         axis="runs to its end",
         text="needs a prompt longer than a step's budget",
@@ -209,7 +214,7 @@ MUTATIONS = (
                 "    launch.launch(\n        advance,\n",
                 f"    launch.launch(publish, 1, ROW_THREADS, {_PUBLISH})\n    launch.launch(\n        advance,\n",
             ),
-            Edit(_STEP, "    launch.launch(\n        publish,\n", "    (lambda *arguments: None)(\n        publish,\n"),
+            Edit(_STEP, "    launch.launch(\n        publish,\n", f"    {_NOTHING}(\n        publish,\n"),
         ),
         gate="G1",
         axis="runs to its end",
@@ -255,21 +260,31 @@ MUTATIONS = (
         axis="runs to its end",
         text="its frames come back to a request that is not there",
     ),
+    gated(
+        "one-graph-under-every-key",
+        "B16",
+        Edit("graphs/library.py", "self.graphs[key] = self._capture(key)", "self.graphs[key] = self._capture(ordered[0])"),
+        gate="G1",
+        axis="runs to its end",
+        expects="MovedBufferError",
+        text="a larger graph computes the same rows, slower",
+    ),
     mutation(
         "outcome-copied-on-the-compute-stream",
         "9b-27",
         _RUNNER,
-        "self.buffers.outcomes.submit(plan.step, self.compute, self.copy)",
+        _SUBMIT,
         "self.buffers.outcomes.submit(plan.step, self.compute, self.compute)",
         test=_HAZARDS + "the_outcome_travels_beside_the_drafts",
         text="the same values at the same time, on a device with one queue; elsewhere the drafts wait for the copy",
     ),
-    mutation(
+    Mutation(
         "outcome-behind-the-drafts",
         "9b-19",
-        _RUNNER,
-        "        self.buffers.outcomes.submit(plan.step, self.compute, self.copy)\n        if self._proposer is not None:\n",
-        "        if self._proposer is None:\n            self.buffers.outcomes.submit(plan.step, self.compute, self.copy)\n        else:\n",
+        (
+            Edit(_RUNNER, f"        {_SUBMIT}\n", ""),
+            Edit(_RUNNER, "self.paths.proposals += 1\n", f"self.paths.proposals += 1\n        {_SUBMIT}\n"),
+        ),
         test=_HAZARDS + "the_outcome_travels_beside_the_drafts",
         text="collecting a step waits for drafts that nobody needs yet",
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tests.mutants.hazards import WITHOUT_MUTANT
 from tests.mutants.trial import Verdict
 
 _HEAD = """# Mutants
@@ -12,8 +13,9 @@ Each row is a small defect that somebody could put into draftgraph, the hazard t
 because of it. `make mutants` applies them one at a time to a copy of the sources, runs the named test there, and fails if a test
 stays green, fails for another reason than the one expected, or cannot run. It has written this page; do not edit it.
 
-Hazards 9a to 9e are defects of the asynchronous speculative runner that this project re-creates, B1 to B47 were reported by users of
-other engines. "Why text does not show it" is why comparing generated text would not have been enough.
+Hazards 9a to 9e are defects of the asynchronous speculative runner that this project re-creates, B1 to B47 were reported by users
+of other engines. A gate is an axis of `draftgraph gates`, or a test. "Why text does not show it" is why comparing generated text
+would not have been enough.
 
 """
 
@@ -37,4 +39,6 @@ def page(verdicts: Sequence[Verdict]) -> str:
             f"{mutation.text}{' (checked: G1 finds every token in place)' if mutation.silent else ''}",
         )
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    lines += ["\n## Hazards without a mutant\n", "| Hazard | Why |", "|---|---|"]
+    lines += [f"| {hazard} | {reason} |" for hazard, reason in WITHOUT_MUTANT.items()]
     return _HEAD + "\n".join(lines) + "\n"

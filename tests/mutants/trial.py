@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from tests.mutants.mutation import Mutation
@@ -53,20 +52,13 @@ def run_all(mutations: Sequence[Mutation], *, workers: int = 2, report: Report =
     """
     workers = max(1, min(workers, len(mutations)))
     with tempfile.TemporaryDirectory(prefix="draftgraph-mutants-") as folder:
+        shares = _shares(mutations, workers)
         trees = [_tree(Path(folder), worker) for worker in range(workers)]
         mutated = {mutation.name: mutation.apply(trees[0].path) for mutation in mutations}
-        queue: SimpleQueue[Mutation] = SimpleQueue()
-        # Those that compile take longest: they go first, so that no worker ends long after the others.
-        for mutation in sorted(mutations, key=lambda mutation: not mutation.recompiles):
-            queue.put(mutation)
         verdicts: dict[str, Verdict] = {}
 
-        def work(tree: Tree) -> None:
-            while True:
-                try:
-                    mutation = queue.get_nowait()
-                except Empty:
-                    return
+        def work(tree: Tree, share: Sequence[Mutation]) -> None:
+            for mutation in share:
                 with tree.mutated(mutated[mutation.name]):
                     run = tree.gates() if mutation.gate else tree.pytest([mutation.test])
                 verdict = judge_gate(mutation, run) if mutation.gate else judge(mutation, run)
@@ -74,11 +66,29 @@ def run_all(mutations: Sequence[Mutation], *, workers: int = 2, report: Report =
                 report(verdict)
 
         with ThreadPoolExecutor(workers) as pool:
-            for run in pool.map(lambda tree: _unmutated(tree, mutations), trees):
+            for run in pool.map(_unmutated, trees, shares):
                 if run.exit_code:
                     raise NotGreenError(f"without any mutation:\n{run.output}")
-            list(pool.map(work, trees))
+            list(pool.map(work, trees, shares))
     return [verdicts[mutation.name] for mutation in mutations]
+
+
+def _shares(mutations: Sequence[Mutation], workers: int) -> list[list[Mutation]]:
+    """Mutations by worker, of about equal cost. Those that one test kills stay together: a tree runs that test once unmutated."""
+    groups: dict[str, list[Mutation]] = {}
+    for mutation in mutations:
+        groups.setdefault(mutation.gate or mutation.test, []).append(mutation)
+    if {"G1", "G2"} <= groups.keys():
+        groups["G1"] += groups.pop("G2")  # one run has the verdicts of both
+    shares: list[list[Mutation]] = [[] for _ in range(workers)]
+    for group in sorted(groups.values(), key=_cost, reverse=True):
+        min(shares, key=_cost).extend(group)
+    return shares
+
+
+def _cost(mutations: Sequence[Mutation]) -> int:
+    """In trials that compile nothing."""
+    return sum(2 if mutation.recompiles or mutation.gate else 1 for mutation in mutations)
 
 
 def _tree(folder: Path, worker: int) -> Tree:
@@ -88,7 +98,7 @@ def _tree(folder: Path, worker: int) -> Tree:
 
 
 def _unmutated(tree: Tree, mutations: Sequence[Mutation]) -> Run:
-    """Every test that is named. In every tree, because each compiles the kernels that its mutants are linked to."""
+    """Every test that is named, so that it is known to be green, and the kernels that it needs are compiled."""
     run = Run(0, "", 0.0)
     tests = sorted({mutation.test for mutation in mutations if not mutation.gate})
     if tests:
