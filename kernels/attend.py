@@ -95,6 +95,7 @@ def attend(
     warp, warps = divide(cuda.threadIdx.x, warp_size()), max(divide(cuda.blockDim.x, warp_size()), i32(1))
     slabs = ceil_div(head_dim, i32(SLAB))
     parts = max(divide(min(warps, i32(_UNITS)), slabs), i32(1))
+    share_keys = ceil_div(i32(CHUNK_KEYS // 16), parts) * i32(16)  # of a whole chunk: how many keys it holds must not matter
     request = i32(cuda.blockIdx.z)
     while request < num_requests[0]:
         token = query_start_loc[request]
@@ -108,7 +109,6 @@ def attend(
             while chunk < chunks:
                 start = i32(chunk * i32(CHUNK_KEYS))
                 keys = min(positions[token + rows - 1] + i32(1) - start, i32(CHUNK_KEYS))
-                share_keys = ceil_div(ceil_div(keys, i32(16)), parts) * i32(16)
                 slot = idx_mapping[request]
                 for first_pair in range(0, rows * group, PAIRS):
                     pairs = min(rows * group - i32(first_pair), i32(PAIRS))
@@ -179,7 +179,7 @@ def attend(
                         row = divide(i32(first_pair) + p, group)
                         head = kv_head * group + i32(first_pair) + p - row * group
                         if chunks == 1:
-                            out[token + row, head * head_dim + d] = narrow(total / normalizer[p], out)
+                            out[token + row, head * head_dim + d] = narrow(total * (f32(1.0) / normalizer[p]), out)
                         else:
                             totals[chunk, token + row, head, d] = total
                             if d == 0:
@@ -206,7 +206,11 @@ def attend(
 
 @device_function
 def combine_chunks(out, totals, stats, token, rows, first_head, group, head_dim, chunks):
-    """out = the softmax over all chunks of a request, for the heads of one kv head: rescaled to the largest maximum, in order."""
+    """out = the softmax over all chunks of a request, for the heads of one kv head: rescaled to the largest maximum, in order.
+
+    A row that sees one chunk alone gets the bits that the short way gives it: keep is 1 there and 0 for the rest, and the quotient
+    is a product with the reciprocal in both places, because a compiler may choose either for a division.
+    """
     item = i32(cuda.threadIdx.x)
     while item < rows * group * head_dim:
         pair = divide(item, head_dim)
@@ -221,5 +225,5 @@ def combine_chunks(out, totals, stats, token, rows, first_head, group, head_dim,
             keep = exp(stats[chunk, token + row, head, 0] - top)
             total += keep * totals[chunk, token + row, head, d]
             normalizer += keep * stats[chunk, token + row, head, 1]
-        out[token + row, head * head_dim + d] = narrow(total / normalizer, out)
+        out[token + row, head * head_dim + d] = narrow(total * (f32(1.0) / normalizer), out)
         item += i32(cuda.blockDim.x)
