@@ -16,7 +16,7 @@ from runtime.generation import Generation
 from runtime.path_counters import PathCounters
 from runtime.runner import Runner
 
-TAPE_STEPS = 512
+TAPE_STEPS = 2048
 
 
 @dataclass(frozen=True)
