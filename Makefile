@@ -1,6 +1,7 @@
 # make run   set up .venv, then answer the prompt of configs/smollm2.yaml
 # make test  set up .venv, then run the tests
 # make lint  ruff and mypy          make parity  compare with transformers on the CPU
+# make slow  what is too long for `make test`: the whole engine matrix, the soak of 20,000 steps
 # make gpu   tests that need a GPU, with a table of results and figures last
 # make mutants  damage a copy of the sources in every known way: each damage must fail its test (docs/mutants.md)
 # make sanitize   one of them, the engine on a tiny model, under compute-sanitizer: memcheck and racecheck
@@ -13,7 +14,7 @@ CUDA := $(shell $(PYTHON) .ci/cuda_extra.py 2>/dev/null)
 comma := ,
 with_cuda = $(if $(CUDA),$(CUDA)$(if $(1),$(comma)))$(1)
 
-.PHONY: run test lint parity mutants gpu sanitize clean
+.PHONY: run test lint parity slow mutants gpu sanitize clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run
@@ -28,6 +29,9 @@ lint: $(VENV)/.lint
 
 parity: $(VENV)/.parity
 	$(BIN)/python -m pytest tests/parity -m parity
+
+slow: $(VENV)/.test
+	$(BIN)/python -m pytest -m slow
 
 mutants: $(VENV)/.test
 	$(BIN)/python -m tests.mutants

@@ -28,7 +28,7 @@ class Proposer(Protocol):
 
 
 class NgramProposer:
-    """Prompt lookup: the tokens that followed the last occurrence of the present suffix. Missing drafts are -1.
+    """Prompt lookup: what followed the earliest occurrence of the longest suffix that occurs before. Missing drafts are -1.
 
     Args:
         min_n, max_n: shortest and longest suffix that is looked up, in tokens; the longest match wins.

