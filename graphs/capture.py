@@ -20,6 +20,10 @@ from cupy.cuda import runtime
 _MEMSETS = {1: driver.cuMemsetD8Async, 2: driver.cuMemsetD16Async, 4: driver.cuMemsetD32Async}
 
 
+class DriverError(Exception):
+    """A call of the driver did not succeed."""
+
+
 @dataclass(frozen=True)
 class Rows:
     """Device-visible memory as rows of contiguous bytes: `height` rows of `width` bytes, `pitch` bytes apart, from `pointer`."""
@@ -79,7 +83,7 @@ def fill_async(dst: Rows, value: int | float, dtype: npt.DTypeLike, stream: int)
             pointer = driver.CUdeviceptr(dst.pointer + row * dst.pitch)
             (status,) = memset(pointer, word, dst.width // pattern.itemsize, driver.CUstream(stream))
             if status != driver.CUresult.CUDA_SUCCESS:
-                raise RuntimeError(f"{memset.__name__}: {status.name}")
+                raise DriverError(f"{memset.__name__}: {status.name}")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from cupy.cuda import runtime
 
+from graphs.capture import DriverError
 from graphs.cpu_executor import kernel_cache_dir
 from graphs.launch import Array
 from kernels.lang import Kernel
@@ -26,7 +27,7 @@ from runtime.cuda_memory import CudaAllocation, CudaArray, CudaHostArray, CudaMa
 from runtime.cuda_probe import gpu_facts
 from runtime.cuda_stream import CudaEvent, CudaStream
 from runtime.device_counters import DeviceCounters
-from runtime.errors import DeviceError, DraftgraphError
+from runtime.errors import DeviceError
 from runtime.race_detector import UseAfterFree
 from runtime.virtual_memory import Kind, as_storable
 from runtime.virtual_work import CopyKind
@@ -352,7 +353,7 @@ class _Reports:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is None or issubclass(kind, DraftgraphError) or kind.__module__.partition(".")[0] not in _CUDA_PACKAGES:
+        if kind is None or not (issubclass(kind, DriverError) or kind.__module__.partition(".")[0] in _CUDA_PACKAGES):
             return
         self._device.failed()
         raise DeviceError(

@@ -115,5 +115,6 @@ def test_close_gives_the_memory_back(llama: Reference) -> None:
     for _ in range(3):
         with open_gpu(llama.model.path):
             pass
-    assert probe.free_bytes() >= before - 2**21
+    # CUDA keeps a little for its next graphs; one cuBLAS workspace that stayed would be 64 MiB.
+    assert probe.free_bytes() >= before - 2**24
     probe.close()

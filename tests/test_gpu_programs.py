@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 
 from runtime.device import open_device
+from runtime.mirror_errors import StagingBusyError
 from runtime.virtual_device import VirtualDevice
 from tests.fuzz_programs import GENERATORS, Interpreter, Program, PythonExecutor, oracle
 from tests.mirror_steps import POLICIES, Steps, expected, rows_of_outcomes
@@ -83,4 +85,8 @@ def test_without_waits_the_mirrors_go_wrong(monkeypatch: pytest.MonkeyPatch) -> 
     with open_device("cuda", poison=True) as device:  # type: ignore[attr-defined]
         steps = Steps(device, "discrete")
         delay(steps.compute, "replay", device.array("sink", (1,), np.int32))
-        assert rows_of_outcomes(list(steps.run(25))) != expected(25)
+        outcomes = []
+        with suppress(StagingBusyError):  # the host runs ahead of a device that it does not wait for
+            for outcome in steps.run(25):
+                outcomes.append(outcome)
+        assert rows_of_outcomes(outcomes) != expected(25)[: len(outcomes)]
