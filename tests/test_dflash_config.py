@@ -149,7 +149,8 @@ def test_who_sees_whom(fields: dict[str, Any], expected: list[tuple[int, bool]])
 
 def test_the_inner_object_wins_and_null_counts_as_missing() -> None:
     config = drafter_config(TARGET, DrafterShape()) | {"block_size": 4, "mask_token_id": 9, "output_multiplier": 2.0}
-    config["dflash_config"] |= {"block_size": 12, "final_logit_softcapping": 20.0, "input_embedding_scale": None, "logit_scale": 0.5}
+    config["dflash_config"] |= {"block_size": 12, "final_logit_softcapping": 20.0, "input_embedding_scale": None}
+    config["logit_scale"] = 0.5
     spec = read_draft_config(config)
     assert (spec.block_size, spec.mask_token_id) == (12, 5)
     assert (spec.output_multiplier, spec.final_logit_softcapping, spec.input_embedding_scale) == (1.0, 20.0, 1.0)
