@@ -21,6 +21,8 @@ CHUNK_KEYS = 128
 _UNITS = 4
 _SCORES = PAIRS * CHUNK_KEYS
 _TOTALS = _UNITS * PAIRS * SLAB
+_MAX_HEAD_DIM = 256
+_RUNNING = PAIRS * _MAX_HEAD_DIM
 
 
 @device_function
@@ -45,6 +47,17 @@ def chunk_softmax(scores, largest, normalizer, positions, token, group, first_pa
             largest[p] = top
             normalizer[p] = total
         p += warps
+
+
+@device_function
+def chunk_total(sums, parts, slabs, p, d):
+    """The weighted sum of values of pair p in dim d: over the parts of a chunk, in order."""
+    slab = divide(d, i32(SLAB))
+    total = f32(0.0)
+    for part in range(parts):
+        unit = i32(part) * slabs + slab
+        total += sums[(unit * i32(PAIRS) + p) * i32(SLAB) + d - slab * i32(SLAB)]
+    return total
 
 
 @kernel(writes=("out", "totals", "stats", "arrivals"))
@@ -171,11 +184,7 @@ def attend(
                     while item < pairs * head_dim:
                         p = divide(item, head_dim)
                         d = item - p * head_dim
-                        slab = divide(d, i32(SLAB))
-                        total = f32(0.0)
-                        for part in range(parts):
-                            unit = i32(part) * slabs + slab
-                            total += sums[(unit * i32(PAIRS) + p) * i32(SLAB) + d - slab * i32(SLAB)]
+                        total = chunk_total(sums, parts, slabs, p, d)
                         row = divide(i32(first_pair) + p, group)
                         head = kv_head * group + i32(first_pair) + p - row * group
                         if chunks == 1:
@@ -227,3 +236,143 @@ def combine_chunks(out, totals, stats, token, rows, first_head, group, head_dim,
             normalizer += keep * stats[chunk, token + row, head, 1]
         out[token + row, head * head_dim + d] = narrow(total * (f32(1.0) / normalizer), out)
         item += i32(cuda.blockDim.x)
+
+
+@kernel(writes=("out",))
+def attend_rows(
+    out, query, k_cache, v_cache, block_tables, positions, idx_mapping, query_start_loc, num_heads, scale, num_requests
+):
+    """What `attend` computes, for steps with many rows: a block takes sixteen pairs over all their keys, with a running softmax.
+
+    The rows fill the GPU here, so keys need not be split and nothing is combined. Keys and values are read once for every sixteen
+    pairs, mostly from L2. The order of sums differs from `attend`'s.
+
+    Args:
+        as in `attend`.
+
+    Launch: grid (n, kv heads, requests) for any n, about rows * group / 16, four warps. Block-wide barriers are reached by all its
+    threads. Safe under capture. Oracle: oracle_fused.attend.
+    """
+    scores = cuda.shared.array(_SCORES, f32)
+    sums = cuda.shared.array(_TOTALS, f32)
+    largest = cuda.shared.array(PAIRS, f32)
+    normalizer = cuda.shared.array(PAIRS, f32)
+    running = cuda.shared.array(_RUNNING, f32)
+    running_largest = cuda.shared.array(PAIRS, f32)
+    running_normalizer = cuda.shared.array(PAIRS, f32)
+    num_kv_heads, head_dim = i32(k_cache.shape[2]), i32(k_cache.shape[3])
+    group = divide(num_heads, num_kv_heads)
+    tid = i32(cuda.threadIdx.x)
+    warp, warps = divide(tid, warp_size()), max(divide(cuda.blockDim.x, warp_size()), i32(1))
+    slabs = ceil_div(head_dim, i32(SLAB))
+    parts = max(divide(min(warps, i32(_UNITS)), slabs), i32(1))
+    share_keys = ceil_div(i32(CHUNK_KEYS // 16), parts) * i32(16)
+    request = i32(cuda.blockIdx.z)
+    while request < num_requests[0]:
+        token, slot = query_start_loc[request], idx_mapping[request]
+        rows = query_start_loc[request + 1] - token
+        kv_head = i32(cuda.blockIdx.y)
+        while kv_head < num_kv_heads:
+            first_pair = i32(cuda.blockIdx.x * PAIRS)
+            while first_pair < rows * group:
+                pairs = min(rows * group - first_pair, i32(PAIRS))
+                last_row = divide(first_pair + pairs - i32(1), group)
+                num_keys = positions[token + last_row] + i32(1)
+                item = tid
+                while item < pairs * head_dim:
+                    running[item] = f32(0.0)
+                    item += i32(cuda.blockDim.x)
+                p = tid
+                while p < pairs:
+                    running_largest[p] = NEG_INF
+                    running_normalizer[p] = f32(0.0)
+                    p += i32(cuda.blockDim.x)
+                start = i32(0)
+                while start < num_keys:
+                    keys = min(num_keys - start, i32(CHUNK_KEYS))
+                    attend_scores(
+                        scores,
+                        i32(CHUNK_KEYS),
+                        query,
+                        k_cache,
+                        block_tables,
+                        slot,
+                        kv_head,
+                        token,
+                        group,
+                        first_pair,
+                        pairs,
+                        start,
+                        keys,
+                        warp,
+                        warps,
+                    )
+                    cuda.syncthreads()
+                    chunk_softmax(
+                        scores,
+                        largest,
+                        normalizer,
+                        positions,
+                        token,
+                        group,
+                        first_pair,
+                        pairs,
+                        start,
+                        keys,
+                        scale,
+                        warp,
+                        warps,
+                    )
+                    cuda.syncthreads()
+                    unit = i32(warp)
+                    while unit < slabs * parts:
+                        part = divide(unit, slabs)
+                        attend_values(
+                            sums,
+                            unit,
+                            scores,
+                            i32(CHUNK_KEYS),
+                            v_cache,
+                            block_tables,
+                            slot,
+                            kv_head,
+                            pairs,
+                            start,
+                            part * share_keys,
+                            min((part + i32(1)) * share_keys, ceil_div(keys, i32(16)) * i32(16)),
+                            keys,
+                            (unit - part * slabs) * i32(SLAB),
+                        )
+                        unit += warps
+                    cuda.syncthreads()
+                    item = tid
+                    while item < pairs * head_dim:
+                        p = divide(item, head_dim)
+                        d = item - p * head_dim
+                        top = max(running_largest[p], largest[p])
+                        total = running[item] * exp(running_largest[p] - top)
+                        total += chunk_total(sums, parts, slabs, p, d) * exp(largest[p] - top)
+                        running[item] = total
+                        item += i32(cuda.blockDim.x)
+                    cuda.syncthreads()
+                    p = tid
+                    while p < pairs:
+                        top = max(running_largest[p], largest[p])
+                        kept = running_normalizer[p] * exp(running_largest[p] - top)
+                        running_normalizer[p] = kept + normalizer[p] * exp(largest[p] - top)
+                        running_largest[p] = top
+                        p += i32(cuda.blockDim.x)
+                    cuda.syncthreads()
+                    start += i32(CHUNK_KEYS)
+                item = tid
+                while item < pairs * head_dim:
+                    p = divide(item, head_dim)
+                    row = divide(first_pair + p, group)
+                    head = kv_head * group + first_pair + p - row * group
+                    column = head * head_dim + item - p * head_dim
+                    out[token + row, column] = narrow(running[item] * (f32(1.0) / running_normalizer[p]), out)
+                    item += i32(cuda.blockDim.x)
+                cuda.syncthreads()
+                first_pair += i32(cuda.gridDim.x * PAIRS)
+            kv_head += i32(cuda.gridDim.y)
+        request += i32(cuda.gridDim.z)

@@ -9,7 +9,7 @@ import pytest
 
 from graphs.launch import Grid
 from kernels import oracle_fused as oracle
-from kernels.attend import CHUNK_KEYS, attend
+from kernels.attend import CHUNK_KEYS, attend, attend_rows
 from kernels.head import best_of_stripes, gather_norm, project_argmax
 from kernels.lang import MAX_THREADS, SIMULATED, Kernel
 from kernels.project import embed_squares, norm_gate_up, norm_project, project_residual
@@ -261,6 +261,34 @@ def test_attend_across_chunks(launch: Launch, storage: str, length: int) -> None
     args = attend_case(storage, 8, 2, head_dim, 100, [0, 5, 6], [length, max(length - 130, 1)])
     expected = {"out": expected_attention(args), "arrivals": args["arrivals"]}
     check(launch, attend, args, expected, storage)
+
+
+def rows_args(args: dict[str, Any]) -> dict[str, Any]:
+    return {name: args[name] for name in attend_rows.params}
+
+
+@warps((1, 1), ((2, 2, 2), 3), ((1, 1, 3), 10))
+@STORAGE
+@pytest.mark.parametrize(("starts", "lengths"), [([0, 3, 4], [11, 9]), ([0, 9, 9], [12, 0])], ids=["ragged", "empty"])
+def test_attend_rows(launch: Launch, storage: str, starts: list[int], lengths: list[int]) -> None:
+    args = attend_case(storage, 4, 2, 64 if launch.executor == "cuda" else 6, 4, starts, lengths)
+    check(launch, attend_rows, rows_args(args), {"out": expected_attention(args)}, storage)
+
+
+@warps(((3, 1, 2), 4))
+@STORAGE
+def test_attend_rows_across_chunks(launch: Launch, storage: str) -> None:
+    """Scores that grow along the keys of one request and fall along those of the other, so that the maximum moves or never does."""
+    if launch.executor == "simulator" and storage != "bfloat16":
+        pytest.skip("seconds each in the simulator: one stands for all")
+    head_dim = {"cuda": 128, "cpu": 66, "simulator": 4}[launch.executor]
+    args = attend_case(storage, 8, 2, head_dim, 100, [0, 5, 6], [129, 300])
+    for slot, direction in ((2, 20.0), (0, -20.0)):
+        ramp = np.linspace(0, direction, 300, dtype=np.float32).reshape(3, 100, 1)
+        args["k_cache"][TABLES[slot, :3], :, :, 0] = stored(ramp, storage)
+    args["query"][:6, ::head_dim] = stored(np.ones(1, np.float32), storage)[0]
+    finite = {name: stored(np.nan_to_num(widened(args[name])), storage) for name in ("k_cache", "v_cache")}
+    check(launch, attend_rows, rows_args(args | finite), {"out": expected_attention(args | finite)}, storage)
 
 
 @STORAGE
