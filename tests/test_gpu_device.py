@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -236,8 +237,9 @@ def test_an_illegal_address_is_told_and_nothing_hangs() -> None:
     command = [sys.executable, "-c", ILLEGAL_ADDRESS]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "IllegalAddress" in done.stdout
-    assert "compute-sanitizer" in done.stdout
+    # Which of the two depends on what lies there.
+    assert re.search(r"synchronize of stream `s` failed on .*: cudaError(IllegalAddress|InvalidAddressSpace)", done.stdout), done.stdout
+    assert done.stdout.count("compute-sanitizer") == 3
 
 
 ILLEGAL_ADDRESS = """
