@@ -238,7 +238,8 @@ def test_an_illegal_address_is_told_and_nothing_hangs() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     # Which of the two depends on what lies there.
-    assert re.search(r"synchronize of stream `s` failed on .*: cudaError(IllegalAddress|InvalidAddressSpace)", done.stdout), done.stdout
+    text = r"synchronize of stream `s` failed on .*: cudaError(IllegalAddress|InvalidAddressSpace)"
+    assert re.search(text, done.stdout), done.stdout
     assert done.stdout.count("compute-sanitizer") == 3
 
 
