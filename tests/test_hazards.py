@@ -155,6 +155,13 @@ def test_the_host_cannot_read_what_a_step_has_overtaken(toy: ToyEngine, name: st
         toy.runner.table[name].read_host()
 
 
+def test_every_array_by_slot_has_a_row_for_every_slot(toy: ToyEngine) -> None:
+    """The pools are sized by slots, not by live rows: no length reaches a kernel that could refuse a slot beyond them."""
+    state = toy.runner.buffers.state
+    rows = {name: getattr(state, name).shape[0] for name in type(state).__dataclass_fields__}
+    assert rows == dict.fromkeys(rows, toy.options.num_slots)
+
+
 def test_every_uniform_graph_holds_whole_rows(toy: ToyEngine) -> None:
     uniform = [key for key in toy.runner.library.graphs if key.query_len]
     assert [(key.num_requests, key.query_len, key.num_tokens) for key in uniform] == [(2, 4, 8), (1, 4, 4)]
