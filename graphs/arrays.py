@@ -1,6 +1,8 @@
 """The device arrays that a step works on, with the shape of each. N = slots, R = rows, T = token rows, J = logits rows.
 
-All integers are int32. Graphs borrow these arrays as arguments: the runtime owns them.
+All integers are int32. Matrices and the KV cache are of the model's storage type (float32, float16, or bfloat16 as uint16 bits),
+and so is what a product reads: normed, attention, activated, logit_rows. Everything else is float32: vectors, and what a product
+yields. Graphs borrow these arrays as arguments: the runtime owns them.
 """
 
 from __future__ import annotations

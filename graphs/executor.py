@@ -25,21 +25,43 @@ class Executor(Protocol):
         ...
 
 
+def widened(array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """A float32 copy of an array in a storage type (kernels/lang_storage.py): uint16 are the bits of bfloat16. Exact."""
+    if array.dtype != np.uint16:
+        return array.astype(np.float32)
+    return (array.astype(np.uint32) << 16).view(np.float32)
+
+
+def narrowed(values: npt.NDArray[np.float32], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """float32 in a storage type, rounded to nearest even."""
+    if dtype != np.uint16:
+        return values.astype(dtype)
+    bits = values.view(np.uint32)
+    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16
+    return np.where(np.isnan(values), bits >> 16 | 0x40, rounded).astype(np.uint16)
+
+
 def bind_matmul(
-    out: npt.NDArray[np.float32],
-    x: npt.NDArray[np.float32],
-    weight: npt.NDArray[np.float32],
+    out: npt.NDArray[Any],
+    x: npt.NDArray[Any],
+    weight: npt.NDArray[Any],
     rows: npt.NDArray[np.int32],
 ) -> Bound:
-    """A call that computes out[:rows[0]] = x[:rows[0]] @ weight.T with BLAS. Pad rows cost nothing and stay as they are."""
-    transposed = weight.T
+    """A call that computes out[:rows[0]] = x[:rows[0]] @ weight.T with BLAS. Pad rows cost nothing and stay as they are.
+
+    16-bit types are widened and sums are float32, as a GPU does it; the weights at each call, since they may not have been written.
+    """
     capacity = x.shape[0]
+    wide = out.dtype == x.dtype == weight.dtype == np.float32
+    transposed = weight.T
 
     def call() -> None:
         live = int(rows[0])
         if not 0 <= live <= capacity:
             raise ValueError(f"matmul: rows = {live} outside 0..{capacity}, the rows of its input")
-        if live:
+        if live and wide:
             np.matmul(x[:live], transposed, out=out[:live])
+        elif live:
+            out[:live] = narrowed(np.matmul(widened(x[:live]), widened(weight).T), out.dtype)
 
     return call

@@ -7,14 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from graphs.arrays import Scratch
 from graphs.transformer import DecoderTarget
 from runtime.chat import ChatTemplate
 from runtime.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from runtime.checkpoint.source import resolve_source
-from runtime.checkpoint.weights import WeightDtype, destinations
+from runtime.checkpoint.weights import STORAGE, WeightDtype, destinations
 from runtime.config import ConfigSource, RunConfig, load_config
 from runtime.console import ProgressBars, silent_bar
 from runtime.device import Device, open_device, resolve_kind
@@ -23,6 +20,7 @@ from runtime.errors import ConfigError, DeviceError
 from runtime.execution_arm import ExecutionArm, resolve_arm
 from runtime.kv_cache import BlockAllocator
 from runtime.mirror_policy import resolve_policy
+from runtime.models.scratch import allocate_scratch, build_ops
 from runtime.models.spec import ModelSpec
 from runtime.models.upload import kv_cache_bytes, upload_model
 from runtime.prompts import PromptEncoder
@@ -45,7 +43,6 @@ def assemble(
     """Build the engine of a configuration. See `Engine.from_config` for arguments and errors."""
     config = load_config(source, **overrides)
     bars = progress or silent_bar
-    _refuse_what_is_not_there(config)
     checkpoint = open_checkpoint(resolve_source(_model_source(config), bars=bars))
     spec = checkpoint.spec
     sizes = step_sizes(config, spec)
@@ -64,7 +61,8 @@ def assemble(
         # On a CPU the weights are where they stay; a GPU has yet to take them.
         to_come = sum(values.nbytes for values in destinations(spec, weights).values()) if kind == "cuda" else 0
         free = int((device.free_bytes() - to_come) * KV_SHARES[kind])
-        block_bytes = kv_cache_bytes(spec, 1, sizes.block_size) + speculator.cache_bytes(1, sizes.block_size)
+        block_bytes = kv_cache_bytes(spec, 1, sizes.block_size, STORAGE[dtype].itemsize)
+        block_bytes += speculator.cache_bytes(1, sizes.block_size)
         blocks = BlockAllocator(_num_blocks(config, sizes, block_bytes, free), sizes.block_size)
         # A pool smaller than the longest sequence is the limit then, on the device as in the scheduler, which is told the
         # length that was asked for as well: a request that the pool ends needs more blocks, not a larger max_model_len.
@@ -80,7 +78,11 @@ def assemble(
         )
         with (bars if speculator.drafter else silent_bar)("loading drafter", "bytes") as advance:
             speculation = speculator.build(device, model, sizes, blocks.num_blocks, advance)
-        target = DecoderTarget(model, allocate_scratch(device, spec, sizes), speculation.taps)
+        ops, chosen = build_ops(
+            device, spec, sizes, dtype, on_gpu=kind == "cuda", choice=config.graphs.ops, numerics=config.numerics
+        )
+        logger.info("operations: %s", chosen)
+        target = DecoderTarget(model, allocate_scratch(device, spec, sizes, dtype), speculation.taps, ops)
         eos = checkpoint.tokenizer.eos_token_ids
         options = RunnerOptions(
             steps_in_flight=arm.steps_in_flight,
@@ -150,33 +152,6 @@ def weight_dtype(config: RunConfig, kind: str) -> WeightDtype:
     return "float32" if wanted == "auto" else wanted
 
 
-def allocate_scratch(device: Device, spec: ModelSpec, sizes: StepSizes) -> Scratch:
-    """Activations of the largest step, float32."""
-    tokens, rows = sizes.max_num_batched_tokens, sizes.num_logits
-
-    def activations(name: str, *shape: int) -> Any:
-        return device.array(name, shape, np.float32)
-
-    return Scratch(
-        residual=activations("residual", tokens, spec.hidden_size),
-        normed=activations("normed", tokens, spec.hidden_size),
-        qkv=activations("qkv", tokens, spec.qkv_size),
-        attention=activations("attention", tokens, spec.q_size),
-        projected=activations("projected", tokens, spec.hidden_size),
-        gate_up=activations("gate_up", tokens, 2 * spec.intermediate_size),
-        activated=activations("activated", tokens, spec.intermediate_size),
-        logit_rows=activations("logit_rows", rows, spec.hidden_size),
-        logits=activations("logits", rows, spec.vocab_size),
-        row_argmax=device.array("row_argmax", (rows,), np.int32),
-    )
-
-
-def _refuse_what_is_not_there(config: RunConfig) -> None:
-    """Options that this version knows and cannot honour are errors, not wishes."""
-    if config.numerics != "fast":
-        raise ConfigError(f"numerics = {config.numerics}: available on CUDA devices in a later version; set numerics = fast")
-
-
 def _model_source(config: RunConfig) -> str:
     source, revision = config.model.source, config.model.revision
     if revision is None:
@@ -230,7 +205,7 @@ def _describe(
     sizes: StepSizes,
     blocks: BlockAllocator,
     device: str,
-    dtype: str,
+    dtype: WeightDtype,
     arm: ExecutionArm,
     speculator: Speculator,
 ) -> dict[str, Any]:
@@ -255,7 +230,7 @@ def _describe(
             "max_num_batched_tokens": sizes.max_num_batched_tokens,
             "block_size": sizes.block_size,
             "num_blocks": blocks.num_blocks,
-            "kv_cache_bytes": kv_cache_bytes(spec, blocks.num_blocks, sizes.block_size),
+            "kv_cache_bytes": kv_cache_bytes(spec, blocks.num_blocks, sizes.block_size, STORAGE[dtype].itemsize),
             "draft_kv_cache_bytes": speculator.cache_bytes(blocks.num_blocks, sizes.block_size),
         },
         "speculator": speculator.describe(),

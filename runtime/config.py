@@ -102,6 +102,7 @@ class GraphsConfig(Section):
     """Which step shapes become graphs."""
 
     mode: Literal["graph", "eager"] = "graph"
+    ops: Literal["auto", "plain", "fused"] = "auto"
     buckets: Buckets = "auto"
     token_buckets: Buckets = "auto"
     dot: str | None = Field(default=None, min_length=1)

@@ -81,7 +81,7 @@ def test_text_goes_through_tokenizer_and_template(model: TinyModel) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"numerics": "batch_invariant"}, "numerics = batch_invariant"),
+        ({"numerics": "batch_invariant", "graphs__ops": "plain"}, "graphs.ops = plain: numerics = batch_invariant"),
         ({"model__dtype": "float16"}, "model.dtype = float16"),
         ({"model__revision": "main"}, "model.revision = main: only hf: sources"),
         ({"model__source": "hf:org/name@v1", "model__revision": "main"}, "names a revision already"),

@@ -1,0 +1,109 @@
+"""The plain set of operations: a launch for each step, matrix products by the device's library. Any rows, any device, any types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graphs.arrays import LayerArrays
+from graphs.launch import Array
+from graphs.ops import AttentionOps, ForwardPass
+from kernels.argmax import argmax
+from kernels.attention import paged_attention
+from kernels.bias import add_bias
+from kernels.embed import embed
+from kernels.gather import gather_rows
+from kernels.head_norm import head_norm
+from kernels.kv_store import store_kv
+from kernels.rmsnorm import add_rms_norm, rms_norm
+from kernels.rope import rope
+from kernels.swiglu import swiglu
+
+THREADS = 128
+
+_COLUMNS_A_BLOCK = 1024
+"""Columns of SwiGLU that one block takes: a wide layer wants several blocks a row."""
+
+
+@dataclass(frozen=True)
+class PagedAttention:
+    """Each query head of each row on its own: simple, right for any head size, slow on a GPU beyond a few hundred keys."""
+
+    def record(self, run: ForwardPass, layer: LayerArrays) -> None:
+        shape, tokens, live, launch = run.model.shape, run.num_tokens, run.live, run.launch
+        heads, kv_heads = shape.num_heads, shape.num_kv_heads
+        qkv, positions = run.scratch.qkv[:tokens], run.step.positions[:tokens]
+        turning = (tokens, heads + kv_heads)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            eps = shape.rms_norm_eps
+            launch.launch(head_norm, turning, THREADS, qkv, layer.q_norm, layer.k_norm, heads, kv_heads, eps, live)
+        launch.launch(rope, turning, THREADS, qkv, run.model.rope_table, positions, heads, kv_heads, live)
+        slots = run.step.slot_mapping[:tokens]
+        launch.launch(store_kv, (tokens, kv_heads), THREADS, layer.k_cache, layer.v_cache, qkv, slots, heads, live)
+        launch.launch(
+            paged_attention,
+            (tokens, heads),
+            THREADS,
+            run.scratch.attention[:tokens],
+            qkv,
+            layer.k_cache,
+            layer.v_cache,
+            run.state.block_tables,
+            run.step.token_slot[:tokens],
+            positions,
+            heads,
+            float(shape.head_dim) ** -0.5,
+            live,
+        )
+
+
+@dataclass(frozen=True)
+class PlainOps:
+    """Between operations scratch.normed holds the residual as the next product wants it.
+
+    Attributes:
+        attention_ops: how attention is computed.
+    """
+
+    attention_ops: AttentionOps
+
+    def embed(self, run: ForwardPass, norm: Array) -> None:
+        launch, tokens = run.launch, run.num_tokens
+        launch.launch(embed, tokens, THREADS, run.residual, run.model.embed, run.step.input_token_ids[:tokens], run.live)
+        eps = run.model.shape.rms_norm_eps
+        launch.launch(rms_norm, tokens, THREADS, run.scratch.normed[:tokens], run.residual, norm, eps, run.live)
+
+    def attention_inputs(self, run: ForwardPass, layer: LayerArrays) -> None:
+        qkv = run.scratch.qkv[: run.num_tokens]
+        run.launch.matmul(qkv, run.scratch.normed[: run.num_tokens], layer.qkv, run.live)
+        if layer.qkv_bias is not None:
+            run.launch.launch(add_bias, run.num_tokens, THREADS, qkv, layer.qkv_bias, run.live)
+
+    def attention(self, run: ForwardPass, layer: LayerArrays) -> None:
+        self.attention_ops.record(run, layer)
+
+    def attention_output(self, run: ForwardPass, layer: LayerArrays, norm: Array) -> None:
+        run.launch.matmul(run.scratch.projected[: run.num_tokens], run.scratch.attention[: run.num_tokens], layer.out, run.live)
+        self._add_and_norm(run, norm)
+
+    def feed_forward(self, run: ForwardPass, layer: LayerArrays, norm: Array) -> None:
+        launch, tokens, scratch = run.launch, run.num_tokens, run.scratch
+        gate_up, activated = scratch.gate_up[:tokens], scratch.activated[:tokens]
+        launch.matmul(gate_up, scratch.normed[:tokens], layer.gate_up, run.live)
+        blocks = -(-activated.shape[1] // _COLUMNS_A_BLOCK)
+        launch.launch(swiglu, (tokens, blocks), THREADS, activated, gate_up, run.live)
+        launch.matmul(scratch.projected[:tokens], activated, layer.down, run.live)
+        self._add_and_norm(run, norm)
+
+    def logits(self, run: ForwardPass, num_logits: int) -> None:
+        launch, scratch, live = run.launch, run.scratch, run.step.inputs.num_logits
+        rows, logits = scratch.logit_rows[:num_logits], scratch.logits[:num_logits]
+        indices = run.step.logits_indices[:num_logits]
+        launch.launch(gather_rows, num_logits, THREADS, rows, scratch.normed, indices, live)
+        launch.matmul(logits, rows, run.model.head, live)
+        vocab_size = run.model.shape.vocab_size
+        launch.launch(argmax, num_logits, THREADS, scratch.row_argmax[:num_logits], logits, vocab_size, live)
+
+    def _add_and_norm(self, run: ForwardPass, norm: Array) -> None:
+        tokens, eps = run.num_tokens, run.model.shape.rms_norm_eps
+        normed, projected = run.scratch.normed[:tokens], run.scratch.projected[:tokens]
+        run.launch.launch(add_rms_norm, tokens, THREADS, normed, run.residual, projected, norm, eps, run.live)

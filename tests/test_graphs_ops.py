@@ -1,0 +1,178 @@
+"""The sets of operations against each other and against a plain NumPy forward, through whole engines on the cpu executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graphs.arrays import DecoderShape
+from graphs.fused_ops import FusedOps, Split, stripes_of, why_not_fused
+from graphs.ops import OpTable
+from graphs.plain_ops import PagedAttention, PlainOps
+from graphs.transformer import DecoderTarget
+from runtime.engine import Engine
+from runtime.errors import ConfigError
+from runtime.sampling import SamplingParams
+from tests.test_runtime_engine_logits import Watcher
+from tests.tiny_checkpoint import TinyModel, TinyShape, write_tiny_checkpoint
+from tests.tiny_engine import LOOPING, open_tiny
+
+SHAPES = {
+    "llama": TinyShape(),
+    "llama-looping": LOOPING,
+    "llama-head-64": TinyShape(head_dim=64),
+    "qwen2-bias": TinyShape("qwen2", tied=True),
+    "qwen3-head-norm": TinyShape("qwen3"),
+}
+PROMPTS = [[5, 9, 5, 9, 5, 9, 5], [7], [3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TinyModel]:
+    made: dict[str, TinyModel] = {}
+
+    def make(name: str) -> TinyModel:
+        if name not in made:
+            made[name] = write_tiny_checkpoint(Path(tmp_path_factory.mktemp(name)), SHAPES[name])
+        return made[name]
+
+    return make
+
+
+def target_of(engine: Engine) -> DecoderTarget:
+    target = engine.runner._target  # type: ignore[attr-defined]
+    assert isinstance(target, DecoderTarget)
+    return target
+
+
+@pytest.mark.parametrize("numerics", ["fast", "batch_invariant"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_fused_logits_are_those_of_the_reference(models: Callable[[str], TinyModel], name: str, numerics: str) -> None:
+    """Prefill, decode and accepted drafts, ragged batches: every logits row against the whole sequence computed anew."""
+    model = models(name)
+    with open_tiny(model.path, graphs__ops="fused", numerics=numerics, runner__async=False) as engine:
+        assert isinstance(target_of(engine).ops.for_rows(1), FusedOps)
+        watcher = Watcher(engine, model)
+        watcher.run(PROMPTS, max_tokens=12)
+    assert watcher.kinds["prefill"] == len(PROMPTS)
+    assert watcher.kinds["decode"] > 0
+    assert watcher.kinds["accepted draft"] > 5 or name != "llama-looping"
+
+
+def logits_of_rows(engine: Engine, prompts: list[list[int]], max_tokens: int) -> dict[tuple[int, ...], bytes]:
+    """Logits, bit for bit, behind each sequence of tokens that the engine committed to, by that sequence."""
+    seen: dict[tuple[int, ...], bytes] = {}
+    plans: list[Any] = []
+    launch = engine.runner.launch
+
+    def remember(plan: Any) -> Any:
+        plans.append(plan)
+        return launch(plan)
+
+    engine.runner.launch = remember  # type: ignore[method-assign]
+    submitted = [engine.submit(prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True)) for prompt in prompts]
+    generations = {generation.request.request_id: generation for generation in submitted}
+    while engine.has_unfinished:
+        before = {name: generation.request.num_tokens for name, generation in generations.items()}
+        engine.step()
+        logits = engine.runner.device.download(target_of(engine).scratch.logits)  # type: ignore[attr-defined]
+        row = 0
+        for planned in plans.pop().rows:
+            request = generations[planned.request_id].request
+            tokens = (*request.prompt_token_ids, *request.output_token_ids)
+            for i in range(0 if planned.is_prefilling else len(tokens) - before[planned.request_id]):
+                seen[tokens[: before[planned.request_id] + i]] = logits[row + i].tobytes()
+            row += 1 + planned.num_drafts
+    return seen
+
+
+def test_batch_invariant_logits_do_not_depend_on_company_or_drafts(models: Callable[[str], TinyModel]) -> None:
+    """Bit for bit: three requests together with drafts, against each alone without."""
+    model = models("llama-looping")
+    settings: dict[str, Any] = {"numerics": "batch_invariant", "runner__async": False}
+    with open_tiny(model.path, k=3, **settings) as engine:
+        together = logits_of_rows(engine, PROMPTS, 12)
+    compared = 0
+    for prompt in PROMPTS:
+        with open_tiny(model.path, k=0, **settings) as engine:
+            for tokens, row in logits_of_rows(engine, [prompt], 12).items():
+                if tokens in together:
+                    assert row == together[tokens], f"{len(tokens)} tokens"
+                    compared += 1
+    assert compared > 20
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_fused_and_plain_agree_in_sixteen_bits(
+    models: Callable[[str], TinyModel], monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """A CPU refuses 16-bit models only because it is slow with them; here it stands in for the GPU."""
+    monkeypatch.setattr("runtime.assembly.weight_dtype", lambda config, kind: dtype)
+    logits: dict[str, np.ndarray] = {}
+    for ops in ("plain", "fused"):
+        with open_tiny(models("llama-head-64").path, k=0, graphs__ops=ops, runner__async=False) as engine:
+            engine.generate([PROMPTS[2]], SamplingParams(max_tokens=1))
+            logits[ops] = engine.runner.device.download(target_of(engine).scratch.logits)[0]  # type: ignore[attr-defined]
+    scale = np.abs(logits["plain"]).max()
+    difference = np.abs(logits["fused"] - logits["plain"]).max() / scale
+    assert 0 < difference < {"float16": 4e-3, "bfloat16": 3e-2}[dtype]
+
+
+def test_what_a_machine_without_a_gpu_takes(models: Callable[[str], TinyModel]) -> None:
+    with open_tiny(models("llama").path) as engine:
+        ops = target_of(engine).ops
+        assert ops.for_rows(1) == ops.for_rows(512) == PlainOps(PagedAttention())
+
+
+def test_plain_above_the_few_rows(models: Callable[[str], TinyModel]) -> None:
+    with open_tiny(models("llama").path, graphs__ops="fused") as engine:
+        ops = target_of(engine).ops
+        assert isinstance(ops.for_rows(64), FusedOps)
+        assert isinstance(ops.for_rows(65), PlainOps)
+
+
+def test_batch_invariant_refuses_the_plain_set(models: Callable[[str], TinyModel]) -> None:
+    with pytest.raises(ConfigError, match=r"graphs\.ops = plain: numerics = batch_invariant needs the fused set"):
+        open_tiny(models("llama").path, graphs__ops="plain", numerics="batch_invariant")
+
+
+def test_why_not_fused_names_the_size() -> None:
+    shape = DecoderShape(576, 1536, 9, 3, 64, 49152, 1e-5)
+    half = np.dtype(np.float16)
+    assert why_not_fused(shape, half) is None
+    assert "head_dim = 80" in str(why_not_fused(DecoderShape(576, 1536, 9, 3, 80, 49152, 1e-5), half))
+    assert "hidden_size = 580" in str(why_not_fused(DecoderShape(580, 1536, 9, 3, 64, 49152, 1e-5), half))
+    assert why_not_fused(DecoderShape(580, 1536, 9, 3, 80, 49152, 1e-5), np.dtype(np.float32)) is None
+
+
+@pytest.mark.parametrize(
+    ("outputs", "depth", "most", "expected"),
+    [
+        (960, 576, 4, Split(4, 120, 4)),  # SmolLM2-135M: q, k, v; out; gate or up; down; head
+        (576, 576, 8, Split(4, 72, 4)),
+        (1536, 576, 4, Split(4, 192, 4)),
+        (576, 1536, 8, Split(8, 72, 8)),
+        (49152, 576, 8, Split(1, 1536, 4)),
+        (6144, 4096, 4, Split(4, 768, 4)),  # Qwen3-8B
+        (4096, 4096, 8, Split(8, 512, 8)),
+        (12288, 4096, 4, Split(2, 768, 4)),
+        (4096, 12288, 8, Split(8, 512, 8)),
+        (151936, 4096, 8, Split(1, 4748, 4)),
+    ],
+)
+def test_layout_of_products(outputs: int, depth: int, most: int, expected: Split) -> None:
+    assert Split.of(outputs, depth, most=most) == expected
+
+
+def test_stripes_share_the_head_evenly() -> None:
+    assert stripes_of(49152, 576) == 1536
+    assert stripes_of(151936, 4096) == 1187  # four groups of tiles each
+
+
+def test_one_set_records_every_step_of_its_table() -> None:
+    ops = PlainOps(PagedAttention())
+    assert OpTable.of(ops).for_rows(1) is OpTable.of(ops).for_rows(4096) is ops
