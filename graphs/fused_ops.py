@@ -123,6 +123,11 @@ class FusedOps:
         self._project_residual(run, run.scratch.attention[: run.num_tokens], layer.out)
 
     def feed_forward(self, run: ForwardPass, layer: LayerArrays, norm: Array) -> None:
+        self.gate_up(run, layer)
+        self.down(run, layer)
+
+    def gate_up(self, run: ForwardPass, layer: LayerArrays) -> None:
+        """Residual -> norm -> scratch.activated."""
         activated, eps = run.scratch.activated[: run.num_tokens], run.model.shape.rms_norm_eps
         outputs, depth = layer.gate_up.shape
         split = Split.of(outputs // 2, depth, most=4)
@@ -130,7 +135,10 @@ class FusedOps:
         threads = 32 * (split.multiplying + 1)
         arguments = (activated, x, layer.post_norm, self._squares(run), layer.gate_up, eps, split.warps, run.live)
         run.launch.launch(norm_gate_up, split.grid, threads, *arguments)
-        self._project_residual(run, activated, layer.down)
+
+    def down(self, run: ForwardPass, layer: LayerArrays) -> None:
+        """residual += scratch.activated @ down.T."""
+        self._project_residual(run, run.scratch.activated[: run.num_tokens], layer.down)
 
     def logits(self, run: ForwardPass, num_logits: int) -> None:
         launch, scratch, live, shape = run.launch, run.scratch, run.step.inputs.num_logits, run.model.shape

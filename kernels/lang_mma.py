@@ -106,7 +106,8 @@ def _mma(kind: str) -> Any:
             )
             result = ir.LiteralStructType([_FLOAT] * 4)
             asm = _asm(text, "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", result, [_WORD] * 6 + [_FLOAT] * 4, convergent=True)
-            struct = builder.call(asm, [*args[1:], *cgutils.unpack_tuple(builder, args[0], 4)])
+            # Convergent: a copy of it in each arm of a branch would run with half a warp.
+            struct = builder.call(asm, [*args[1:], *cgutils.unpack_tuple(builder, args[0], 4)], attrs=("convergent",))
             return _tuple_of(context, builder, sig.return_type, [builder.extract_value(struct, i) for i in range(4)])
 
         words = [types.uint32] * 6
