@@ -1,9 +1,9 @@
 """Times each operation of a decoder step on a GPU, ours and the libraries': `python -m runtime.bench_kernels`.
 
 Weights are random and of a real model's shape; every layer has its own, so that a pass over all layers reads more than L2 holds.
-Each operation is captured for all layers into a graph of its own and replayed; figures are medians. Then the whole step, and how far
-the fused set is from the plain one in its logits: a fast kernel that is wrong shows here first. torch stands in the table where it
-is installed; its F.linear is one product, without the norm, activation or addition that ours include.
+Each operation is captured for all layers into a graph of its own and replayed; figures are medians. Then the whole step, and how
+far the fused set is from the plain one in its logits: a fast kernel that is wrong shows here first. torch stands in the table where
+it is installed; its F.linear is one product, without the norm, activation or addition that ours include.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def warps(*shapes: tuple[Grid, int]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("launch", cases, ids=str)
 
 
-LAUNCHES = warps((1, 1), (2, 3), (1, 10))
+LAUNCHES = warps((2, 3), (1, 10))
 
 
 def out_of(storage: str, *shape: int) -> np.ndarray:
@@ -41,6 +41,8 @@ def out_of(storage: str, *shape: int) -> np.ndarray:
 
 def check(launch: Launch, kernel: Kernel, args: dict[str, Any], expected: dict[str, np.ndarray], storage: str) -> None:
     """Run on copies; outputs in `expected` (float32) within the storage type's tolerance, every other array unchanged."""
+    if launch.executor == "simulator" and storage == "float16":
+        pytest.skip("slow in the simulator, where float16 is NumPy's own: bfloat16 and float32 stand for it")
     held = {name: arg.copy() if isinstance(arg, np.ndarray) else arg for name, arg in args.items()}
     launch.run(kernel, *(held[name] for name in kernel.params))
     for name, now in held.items():
@@ -159,7 +161,7 @@ def test_project_residual(launch: Launch, storage: str, outputs: int, depth: int
 
 
 @pytest.mark.parametrize("kernel", [rotate_store, norm_rotate_store], ids=lambda k: k.name)
-@warps((1, 1), ((2, 2), 3), ((1, 1), 10))
+@warps(((2, 2), 3), ((1, 1), 10))
 @STORAGE
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(3, 1, 4), (4, 2, 64)], ids=str)
 def test_rotate_store(launch: Launch, kernel: Kernel, storage: str, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
@@ -227,7 +229,7 @@ def expected_attention(args: dict[str, Any]) -> np.ndarray:
     return oracle.attend(*(wide[name] for name in names), args["num_heads"], args["scale"], args["num_requests"])
 
 
-@warps((1, 1), ((2, 2, 2), 3), ((1, 1, 3), 10))
+@warps(((2, 2, 2), 3), ((1, 1, 3), 10))
 @STORAGE
 @pytest.mark.parametrize(
     ("starts", "lengths"), [([0, 1, 2], [5, 1]), ([0, 3, 4], [11, 9]), ([0, 7, 7], [12, 0])], ids=["decode", "verify", "empty"]
@@ -267,7 +269,7 @@ def rows_args(args: dict[str, Any]) -> dict[str, Any]:
     return {name: args[name] for name in attend_rows.params}
 
 
-@warps((1, 1), ((2, 2, 2), 3), ((1, 1, 3), 10))
+@warps(((2, 2, 2), 3), ((1, 1, 3), 10))
 @STORAGE
 @pytest.mark.parametrize(("starts", "lengths"), [([0, 3, 4], [11, 9]), ([0, 9, 9], [12, 0])], ids=["ragged", "empty"])
 def test_attend_rows(launch: Launch, storage: str, starts: list[int], lengths: list[int]) -> None:

@@ -1,0 +1,129 @@
+"""Thirty-two Python threads as one warp, and the instructions of kernels/lang_mma.py as their manual describes them.
+
+With it the GPU forms of primitives (kernels/*_gpu.py), which neither the simulator nor a CPU can run, are checked from their own
+source: which lane loads what, and where each product lands. Layouts: PTX ISA 8, section "Matrix fragments for mma.m16n8k16".
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+import kernels
+from kernels import lang
+from tests.storage_cases import stored, widened
+
+Words = tuple[np.uint32, ...]
+LANES = 32
+
+
+class Warp:
+    """One warp. Every thread must call each collective instruction the same number of times, as on the hardware."""
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+        self._barrier = threading.Barrier(LANES, timeout=20)
+        self._offered: list[Any] = [None] * LANES
+        self._result = np.zeros((16, 8), np.float32)
+        self.products = 0
+
+    def lane(self) -> np.int32:
+        return np.int32(self._local.lane)
+
+    def run(self, function: Callable[..., None], *args: Any) -> None:
+        """Call `function` from every lane, and wait for them. Raises the first error of a lane."""
+        errors: list[BaseException] = []
+
+        def body(lane: int) -> None:
+            self._local.lane = lane
+            try:
+                function(*args)
+            except BaseException as error:
+                errors.append(error)
+                self._barrier.abort()
+
+        threads = [threading.Thread(target=body, args=(lane,)) for lane in range(LANES)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+
+    def mma(self, dtype: str, sums: Any, a0: Any, a1: Any, a2: Any, a3: Any, b0: Any, b1: Any) -> tuple[np.float32, ...]:
+        """D = A [16, 16] @ B [16, 8] + C, from the registers of all lanes."""
+        lane = self._local.lane
+        self._offered[lane] = (a0, a1, a2, a3, b0, b1)
+        if self._barrier.wait() == 0:
+            a, b = np.zeros((16, 16), np.float32), np.zeros((16, 8), np.float32)
+            for other, registers in enumerate(self._offered):
+                group, quad = divmod(other, 4)
+                kind = np.uint16 if dtype == "bfloat16" else np.float16
+                values = [widened(np.array([word], np.uint32).view(kind)) for word in registers]
+                for index, pair in enumerate(values[:4]):
+                    column = 2 * quad + 8 * (index // 2)
+                    a[group + 8 * (index % 2), column : column + 2] = pair
+                for index, pair in enumerate(values[4:]):
+                    row = 2 * quad + 8 * index
+                    b[row : row + 2, group] = pair
+            self._result = a @ b
+            self.products += 1
+        self._barrier.wait()
+        group, quad = divmod(lane, 4)
+        places = ((group, 2 * quad), (group, 2 * quad + 1), (group + 8, 2 * quad), (group + 8, 2 * quad + 1))
+        return tuple(np.float32(total + self._result[place]) for total, place in zip(sums, places, strict=True))
+
+
+def load16(array: np.ndarray, offset: int) -> Words:
+    """Refuses what the hardware would fault on: an address that is no multiple of 16, and one beyond the array."""
+    start = int(offset) * array.itemsize
+    assert start % 16 == 0, f"element {offset} of {array.dtype} is not aligned"
+    assert 0 <= start <= array.nbytes - 16, f"element {offset} is outside {array.shape}"
+    return tuple(array.reshape(-1).view(np.uint8)[start : start + 16].view(np.uint32))
+
+
+def _pair(dtype: str) -> Callable[[Any, Any], np.uint32]:
+    def pair(low: Any, high: Any) -> np.uint32:
+        word: np.uint32 = stored(np.array([low, high], np.float32), dtype).view(np.uint32)[0]
+        return word
+
+    return pair
+
+
+def select_bytes(low: Any, high: Any, selector: Any) -> np.uint32:
+    taken = np.array([low, high], np.uint32).view(np.uint8)
+    word: np.uint32 = np.array([taken[int(selector) >> (4 * i) & 7] for i in range(4)], np.uint8).view(np.uint32)[0]
+    return word
+
+
+def gpu_module(name: str, warp: Warp, **others: ModuleType) -> ModuleType:
+    """kernels/<name>.py, read anew with `warp` for its hardware. `others`: modules of kernels/ to hand it, by name."""
+    mma = ModuleType("kernels.lang_mma")
+    for dtype in ("bfloat16", "float16"):
+        setattr(mma, f"mma_{dtype}", lambda *registers, dtype=dtype: warp.mma(dtype, *registers))
+        setattr(mma, f"pair_{dtype}", _pair(dtype))
+    mma.load16 = mma.stream16 = load16  # type: ignore[attr-defined]
+    mma.floats_of = lambda words: tuple(np.array(words, np.uint32).view(np.float32))  # type: ignore[attr-defined]
+    mma.select_bytes = select_bytes  # type: ignore[attr-defined]
+    language = ModuleType("kernels.lang")
+    language.__dict__.update({key: getattr(lang, key) for key in ("f32", "i32", "i64", "u32", "u64")})
+    language.device_function = lambda function: function  # type: ignore[attr-defined]
+    warps = ModuleType("kernels.lang_warp")
+    warps.lane = warp.lane  # type: ignore[attr-defined]
+    stand_ins = {"kernels.lang_mma": mma, "kernels.lang": language, "kernels.lang_warp": warps}
+    stand_ins |= {f"kernels.{key}": module for key, module in others.items()}
+    spec = importlib.util.spec_from_file_location(f"emulated.{name}", Path(kernels.__path__[0]) / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with mock.patch.dict(sys.modules, stand_ins):
+        spec.loader.exec_module(module)
+    return module
