@@ -27,6 +27,8 @@ Array = npt.NDArray[Any]
 BLOCK_SIZE = 4
 SLOTS = 5
 MAX_MODEL_LEN = 64
+UNWRITTEN = np.float32(-777.0)
+"""What every cell of the draft cache holds before anything is appended."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ class Rig:
             num_blocks=SLOTS * self.sizes.blocks_per_slot,
             block_size=BLOCK_SIZE,
         )
+        # A store of NaN (the features of rejected rows) must show as well.
+        self.device.upload(self.arrays.cache, np.full(self.arrays.cache.shape, UNWRITTEN, np.float32))
         self.scratch = allocate_draft_scratch(self.device, self.spec, self.sizes)
         rng = np.random.default_rng(2)
         self.tables = rng.permutation(SLOTS * self.sizes.blocks_per_slot).reshape(SLOTS, -1).astype(np.int32)
