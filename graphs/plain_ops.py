@@ -7,21 +7,33 @@ from dataclasses import dataclass
 from graphs.arrays import LayerArrays
 from graphs.launch import Array
 from graphs.ops import AttentionOps, ForwardPass
-from kernels.argmax import argmax
+from kernels.argmax import argmax, stripe_argmax
 from kernels.attention import paged_attention
 from kernels.bias import add_bias
 from kernels.embed import embed
 from kernels.gather import gather_rows
+from kernels.head import best_of_stripes
 from kernels.head_norm import head_norm
 from kernels.kv_store import store_kv
+from kernels.lang import MAX_THREADS
 from kernels.rmsnorm import add_rms_norm, rms_norm
 from kernels.rope import rope
 from kernels.swiglu import swiglu
 
 THREADS = 128
 
-_COLUMNS_A_BLOCK = 1024
-"""Columns of SwiGLU that one block takes: a wide layer wants several blocks a row."""
+
+def norm_threads(width: int) -> int:
+    """Threads that normalise a row of `width` columns: whole warps, and few columns each (see kernels/rmsnorm.py)."""
+    return min(MAX_THREADS, -(-width // 32) * 32)
+
+
+@dataclass(frozen=True)
+class Stripes:
+    """Where the parts of an argmax are kept when several blocks share a row."""
+
+    best_value: Array  # float32 [S, J]
+    best_column: Array  # int32 [S, J]
 
 
 @dataclass(frozen=True)
@@ -62,15 +74,18 @@ class PlainOps:
 
     Attributes:
         attention_ops: how attention is computed.
+        stripes: scratch of an argmax shared by several blocks, for a GPU; None: one block a row.
     """
 
     attention_ops: AttentionOps
+    stripes: Stripes | None = None
 
     def embed(self, run: ForwardPass, norm: Array) -> None:
         launch, tokens = run.launch, run.num_tokens
         launch.launch(embed, tokens, THREADS, run.residual, run.model.embed, run.step.input_token_ids[:tokens], run.live)
         eps = run.model.shape.rms_norm_eps
-        launch.launch(rms_norm, tokens, THREADS, run.scratch.normed[:tokens], run.residual, norm, eps, run.live)
+        threads = norm_threads(run.residual.shape[1])
+        launch.launch(rms_norm, tokens, threads, run.scratch.normed[:tokens], run.residual, norm, eps, run.live)
 
     def attention_inputs(self, run: ForwardPass, layer: LayerArrays) -> None:
         qkv = run.scratch.qkv[: run.num_tokens]
@@ -89,7 +104,7 @@ class PlainOps:
         launch, tokens, scratch = run.launch, run.num_tokens, run.scratch
         gate_up, activated = scratch.gate_up[:tokens], scratch.activated[:tokens]
         launch.matmul(gate_up, scratch.normed[:tokens], layer.gate_up, run.live)
-        blocks = -(-activated.shape[1] // _COLUMNS_A_BLOCK)
+        blocks = -(-activated.shape[1] // THREADS)
         launch.launch(swiglu, (tokens, blocks), THREADS, activated, gate_up, run.live)
         launch.matmul(scratch.projected[:tokens], activated, layer.down, run.live)
         self._add_and_norm(run, norm)
@@ -100,10 +115,15 @@ class PlainOps:
         indices = run.step.logits_indices[:num_logits]
         launch.launch(gather_rows, num_logits, THREADS, rows, scratch.normed, indices, live)
         launch.matmul(logits, rows, run.model.head, live)
-        vocab_size = run.model.shape.vocab_size
-        launch.launch(argmax, num_logits, THREADS, scratch.row_argmax[:num_logits], logits, vocab_size, live)
+        vocab_size, out = run.model.shape.vocab_size, scratch.row_argmax[:num_logits]
+        if self.stripes is None:
+            launch.launch(argmax, num_logits, THREADS, out, logits, vocab_size, live)
+            return
+        value, column = self.stripes.best_value, self.stripes.best_column
+        launch.launch(stripe_argmax, (num_logits, value.shape[0]), THREADS, value, column, logits, vocab_size, live)
+        launch.launch(best_of_stripes, num_logits, THREADS, out, value, column, live)
 
     def _add_and_norm(self, run: ForwardPass, norm: Array) -> None:
         tokens, eps = run.num_tokens, run.model.shape.rms_norm_eps
         normed, projected = run.scratch.normed[:tokens], run.scratch.projected[:tokens]
-        run.launch.launch(add_rms_norm, tokens, THREADS, normed, run.residual, projected, norm, eps, run.live)
+        run.launch.launch(add_rms_norm, tokens, norm_threads(normed.shape[1]), normed, run.residual, projected, norm, eps, run.live)

@@ -9,6 +9,7 @@ _TILE = 512
 """Columns that a thread looks at before it asks whether its best has moved."""
 
 _LOWEST = i32(-2147483648)
+_NONE = i32(2147483647)
 _INFINITY_BITS = i32(0x7F800000)
 
 
@@ -71,3 +72,44 @@ def argmax(out, logits, vocab_size, num_rows):
         if cuda.threadIdx.x == 0:
             out[row] = winner[0] if winner[0] < vocab_size else 0
         cuda.syncthreads()
+
+
+@kernel(writes=("best_value", "best_column"))
+def stripe_argmax(best_value, best_column, logits, vocab_size, num_rows):
+    """best_value[s, j], best_column[s, j] = the largest of logits[j] in stripe s and its lowest column; best_of_stripes in
+    kernels/head.py takes the best of them. NaN and columns from vocab_size on are never best; a stripe without a candidate says -inf.
+
+    Args:
+        best_value: float32 [S, J].
+        best_column: int32 [S, J].
+        logits: [J, V'], any storage type, V' >= vocab_size.
+        vocab_size: int32.
+        num_rows: int32 [1], live rows.
+
+    Launch: grid (J, S), threads over the columns of a stripe: one block for a whole row would leave a GPU idle. A block owns its
+    stripes; barriers are reached by all its threads. Safe under capture. Oracle: oracle_forward.stripe_argmax.
+    """
+    scratch = cuda.shared.array(MAX_THREADS, f32)
+    winner = cuda.shared.array(1, i32)
+    stripes = i32(best_value.shape[0])
+    width = i32((vocab_size + stripes - i32(1)) // stripes)
+    for row in range(cuda.blockIdx.x, num_rows[0], cuda.gridDim.x):
+        for stripe in range(cuda.blockIdx.y, stripes, cuda.gridDim.y):
+            value = NEG_INF
+            column = _NONE
+            for i in range(stripe * width + cuda.threadIdx.x, min((stripe + 1) * width, vocab_size), cuda.blockDim.x):
+                logit = widen(logits[row, u64(i)])
+                if logit > value:
+                    value = logit
+                    column = i32(i)
+            largest = block_max(value, scratch)
+            if cuda.threadIdx.x == 0:
+                winner[0] = _NONE
+            cuda.syncthreads()
+            if value == largest and value > NEG_INF:
+                cuda.atomic.min(winner, 0, column)
+            cuda.syncthreads()
+            if cuda.threadIdx.x == 0:
+                best_value[stripe, row] = largest
+                best_column[stripe, row] = winner[0]
+            cuda.syncthreads()

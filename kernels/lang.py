@@ -27,7 +27,7 @@ f32, i32, i64, u32, u64 = float32, int32, int64, uint32, uint64
 SIMULATED = bool(_numba_config.ENABLE_CUDASIM)
 """True when this process was started with NUMBA_ENABLE_CUDASIM=1: kernels then run in Numba's CUDA simulator."""
 
-MAX_THREADS = 256
+MAX_THREADS = 1024
 """Largest block that a kernel may be launched with: shared scratch arrays of the reductions are this long."""
 
 NEG_INF = f32(-float("inf"))
@@ -57,8 +57,14 @@ class Kernel:
         return f"Kernel({self.name})"
 
 
-def kernel(*, writes: tuple[str, ...]) -> Callable[[_F], Kernel]:
-    """Declare a kernel. `writes` is checked against the source by tests/test_kernels_contracts.py."""
+def kernel(*, writes: tuple[str, ...], max_registers: int | None = None) -> Callable[[_F], Kernel]:
+    """Declare a kernel.
+
+    Args:
+        writes: the parameters that it stores to; checked against the source by tests/test_kernels_contracts.py.
+        max_registers: of a thread on a GPU, so that more blocks fit; None leaves it to the compiler.
+    """
+    options = {} if SIMULATED or max_registers is None else {"max_registers": max_registers}
 
     def declare(func: _F) -> Kernel:
         assert isinstance(func, FunctionType)
@@ -66,7 +72,7 @@ def kernel(*, writes: tuple[str, ...]) -> Callable[[_F], Kernel]:
         unknown = set(writes) - set(params)
         if unknown:
             raise TypeError(f"{func.__name__}: writes = {sorted(unknown)} are no parameters of it")
-        return Kernel(func.__name__, func, params, frozenset(writes), cuda.jit(func))
+        return Kernel(func.__name__, func, params, frozenset(writes), cuda.jit(func, **options))
 
     return declare
 

@@ -126,6 +126,21 @@ def gather_rows(out: Floats, x: Floats, indices: Integers, num_rows: Integers) -
     return _live(out, num_rows, x[indices])
 
 
+def stripe_argmax(
+    best_value: Floats, best_column: Integers, logits: Floats, vocab_size: int, num_rows: Integers
+) -> tuple[Floats, Integers]:
+    best_value, best_column = best_value.copy(), best_column.copy()
+    width = -(-vocab_size // len(best_value))
+    for stripe in range(len(best_value)):
+        for row in range(int(num_rows[0])):
+            real = logits[row, stripe * width : min((stripe + 1) * width, vocab_size)]
+            ranked = np.where(np.isnan(real), -np.inf, real)
+            found = ranked.size > 0 and ranked.max() > -np.inf
+            best_value[stripe, row] = ranked.max() if found else -np.inf
+            best_column[stripe, row] = stripe * width + ranked.argmax() if found else np.iinfo(np.int32).max
+    return best_value, best_column
+
+
 def argmax(out: Integers, logits: Floats, vocab_size: int, num_rows: Integers) -> Integers:
     real = logits[:, :vocab_size]
     ranked = np.where(np.isnan(real), -np.inf, real)

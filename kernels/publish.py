@@ -12,7 +12,7 @@ OUTCOME_FIELDS = 3
 def publish(outcome, sampled, num_sampled, num_drafts, finished, idx_mapping, num_requests):
     """outcome[0, r] = num_sampled[r], num_drafts[r], finished[slot of r], sampled[r, :].
 
-    outcome int32 [1, N, 3 + W] out, rows from num_requests on stay.   sampled int32 [R, W], num_sampled and num_drafts int32 [R], by
+    outcome int32 [1, N, 3 + W] out, rows from num_requests on stay.   sampled int32 [R, W], num_sampled, num_drafts int32 [R] by
     row.   finished int32 [N] by slot.   idx_mapping int32 [R].   num_requests int32 [1].
 
     Launch: one thread a request row (grid 1, block 32); any grid and block is right. A row of `outcome` belongs to one thread. No

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from kernels.lang import MAX_THREADS, block_sum, cuda, f32, kernel
+from kernels.block_reduce import block_total
+from kernels.lang import MAX_THREADS, cuda, f32, kernel
 from kernels.lang_storage import narrow, widen
 
 
@@ -19,8 +20,9 @@ def rms_norm(out, x, weight, eps, num_tokens):
         eps: float32.
         num_tokens: int32 [1], live rows.
 
-    Launch: a block a token, threads over the columns; the sum of squares is a block reduction (its barriers are reached by
-    every thread of the block: the row loop depends on blockIdx alone). Block `t` owns row t. Safe under capture.
+    Launch: a block a token, threads over the columns, whole warps: a column or a few for each thread, because a thread's loads wait
+    for its stores, which might alias them. The sum of squares is a block reduction (its barriers are reached by every thread of the
+    block: the row loop depends on blockIdx alone). Block `t` owns row t. Safe under capture.
     Oracle: oracle_forward.rms_norm.
     """
     scratch = cuda.shared.array(MAX_THREADS, f32)
@@ -29,7 +31,7 @@ def rms_norm(out, x, weight, eps, num_tokens):
         squares = f32(0.0)
         for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
             squares += widen(x[row, i]) * widen(x[row, i])
-        mean = block_sum(squares, scratch) / f32(width)
+        mean = block_total(squares, scratch) / f32(width)
         scale = f32(1.0) / f32(math.sqrt(mean + eps))
         for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
             out[row, i] = narrow(widen(x[row, i]) * scale * weight[i], out)
@@ -58,7 +60,7 @@ def add_rms_norm(out, residual, x, weight, eps, num_tokens):
             value = residual[row, i] + widen(x[row, i])
             residual[row, i] = value
             squares += value * value
-        mean = block_sum(squares, scratch) / f32(width)
+        mean = block_total(squares, scratch) / f32(width)
         scale = f32(1.0) / f32(math.sqrt(mean + eps))
         for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
             out[row, i] = narrow(residual[row, i] * scale * weight[i], out)

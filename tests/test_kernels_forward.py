@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from kernels import oracle_forward as oracle
-from kernels.argmax import argmax
+from kernels import oracle_fused
+from kernels.argmax import argmax, stripe_argmax
 from kernels.attention import paged_attention
 from kernels.bias import add_bias
 from kernels.embed import embed
@@ -308,6 +309,20 @@ def test_argmax(launch: Launch, vocab_size: int, padding: int, count: int) -> No
 def test_argmax_at_the_border_of_a_tile(launch: Launch, vocab_size: int) -> None:
     args = argmax_case(vocab_size, 5, 12)
     launch.check(argmax, args, {"out": oracle.argmax(**args)})
+
+
+@launches(((12, 1), 1), ((3, 2), 3), ((12, 5), 32))
+@pytest.mark.parametrize(("vocab_size", "padding", "stripes"), [(5, 0, 1), (67, 3, 4), (67, 0, 9), (5, 2, 8)])
+@pytest.mark.parametrize("count", [0, 7, 12])
+def test_argmax_in_stripes(launch: Launch, vocab_size: int, padding: int, stripes: int, count: int) -> None:
+    args = argmax_case(vocab_size, padding, count)
+    best = {"best_value": untouched(stripes, 12), "best_column": untouched(stripes, 12, dtype=np.int32)}
+    parts = best | {name: args[name] for name in ("logits", "vocab_size", "num_rows")}
+    value, column = oracle.stripe_argmax(**parts)
+    launch.check(stripe_argmax, parts, {"best_value": value, "best_column": column})
+    # What kernels/head.best_of_stripes makes of the parts is the argmax of the whole row.
+    combined = oracle_fused.best_of_stripes(args["out"], value, column, live(count))
+    np.testing.assert_array_equal(combined, oracle.argmax(**args))
 
 
 def test_argmax_of_a_real_vocabulary() -> None:

@@ -11,10 +11,10 @@ from graphs.arrays import Scratch
 from graphs.fused_ops import FusedOps, FusedScratch, stripes_of, why_not_fused
 from graphs.launch import Array
 from graphs.ops import OpTable
-from graphs.plain_ops import PagedAttention, PlainOps
+from graphs.plain_ops import PagedAttention, PlainOps, Stripes
 from graphs.split_attention import SplitAttention, SplitScratch
 from kernels.attend import CHUNK_KEYS
-from kernels.tile import TILE_ROWS, TILE_TOKENS
+from kernels.tile import TILE_ROWS
 from runtime.checkpoint.weights import STORAGE, WeightDtype
 from runtime.errors import ConfigError
 from runtime.models.spec import ModelSpec
@@ -24,8 +24,8 @@ from runtime.step_buffers import StepSizes
 OpsChoice: TypeAlias = Literal["auto", "plain", "fused"]
 Numerics: TypeAlias = Literal["fast", "batch_invariant"]
 
-FEW_ROWS = TILE_TOKENS
-"""Rows up to which `auto` takes the fused set: beyond, it reads the weights a second time."""
+COLUMNS_A_STRIPE = 1024
+"""Columns of the logits that one block of a shared argmax looks at."""
 
 MOST_FUSED_ROWS = 64
 """Rows up to which `graphs.ops: fused` takes it."""
@@ -68,9 +68,8 @@ def build_ops(
 ) -> tuple[OpTable, str]:
     """The sets that record the steps of an engine, with the scratch they need, and what was chosen, for the description.
 
-    auto: on a GPU with a 16-bit model the fused set up to FEW_ROWS token rows, above it the library's products with attention on
-    tensor cores; else the plain set. batch_invariant: the fused set for every step, so that the order of a row's sums never depends
-    on the batch.
+    auto: on a GPU with a 16-bit model the library's products, attention on tensor cores (measured faster than the fused set); else
+    the plain set. batch_invariant: the fused set for every step, so that the order of a row's sums never depends on the batch.
 
     Raises:
         ConfigError: the fused set was asked for and cannot take this model, or `plain` together with batch_invariant.
@@ -83,14 +82,22 @@ def build_ops(
         asked = "numerics = batch_invariant" if invariant else "graphs.ops = fused"
         raise ConfigError(f"{asked}: {refusal}; set numerics = fast and graphs.ops = plain")
     if choice == "plain" or (choice == "auto" and not invariant and (refusal or not on_gpu or dtype == "float32")):
-        return OpTable.of(PlainOps(PagedAttention())), "plain"
+        return OpTable.of(PlainOps(PagedAttention(), _stripes(device, spec, sizes) if on_gpu else None)), "plain"
     tokens = sizes.max_num_batched_tokens
     attention = SplitAttention(_split_scratch(device, spec, sizes, dtype, tokens if invariant else min(tokens, SPLIT_ROWS)))
+    library = PlainOps(attention, _stripes(device, spec, sizes) if on_gpu else None)
+    if choice == "auto" and not invariant:
+        return OpTable.of(library), "library products, split attention"
     fused = FusedOps(_fused_scratch(device, spec, sizes), attention, batch_invariant=invariant)
     if invariant:
         return OpTable.of(fused), "fused for every step: batch_invariant"
-    few_rows = FEW_ROWS if choice == "auto" else MOST_FUSED_ROWS
-    return OpTable(PlainOps(attention), fused, few_rows), f"fused up to {few_rows} token rows, plain above"
+    return OpTable(library, fused, MOST_FUSED_ROWS), f"fused up to {MOST_FUSED_ROWS} token rows, library products above"
+
+
+def _stripes(device: Any, spec: ModelSpec, sizes: StepSizes) -> Stripes:
+    """Scratch of an argmax that several blocks share a row of."""
+    shape = (-(-spec.vocab_size // COLUMNS_A_STRIPE), sizes.num_logits)
+    return Stripes(device.array("stripe_value", shape, np.float32), device.array("stripe_column", shape, np.int32))
 
 
 def _split_scratch(device: Any, spec: ModelSpec, sizes: StepSizes, dtype: WeightDtype, rows: int) -> SplitScratch:
