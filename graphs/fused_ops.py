@@ -14,6 +14,7 @@ import numpy as np
 from graphs.arrays import DecoderShape, LayerArrays
 from graphs.launch import Array
 from graphs.ops import AttentionOps, ForwardPass
+from kernels.attend import MAX_HEAD_DIM
 from kernels.bias import add_bias
 from kernels.head import best_of_stripes, gather_norm, project_argmax
 from kernels.project import embed_squares, norm_gate_up, norm_project, project_residual
@@ -65,11 +66,13 @@ def stripes_of(vocab_size: int, depth: int) -> int:
 
 
 def why_not_fused(shape: DecoderShape, dtype: np.dtype[np.generic]) -> str | None:
-    """Why a model of this shape and 16-bit type has no fused operations, or None. float32 takes any shape, slowly on a GPU."""
+    """Why a model of this shape and type has no fused operations, or None. float32 takes almost any shape, slowly on a GPU."""
+    if shape.head_dim > MAX_HEAD_DIM:
+        return f"head_dim = {shape.head_dim}: split attention takes {MAX_HEAD_DIM} at most"
     if dtype == np.float32:
         return None
-    if shape.head_dim % 64 or shape.head_dim > 256:
-        return f"head_dim = {shape.head_dim}: split attention takes 64, 128, 192 or 256"
+    if shape.head_dim not in (64, 128):
+        return f"head_dim = {shape.head_dim}: split attention takes 64 or 128 in 16 bits"
     widths = {"hidden_size": shape.hidden_size, "intermediate_size": shape.intermediate_size}
     for name, width in widths.items():
         if width % 8:

@@ -8,21 +8,22 @@ head go over a chunk together: keys and values are read from memory once.
 
 from __future__ import annotations
 
-from kernels.attend_tile import PAIRS, SLAB, attend_scores, attend_values
+from kernels.attend_tile import PAIRS, RING, SLAB, attend_scores, attend_values, fetch_keys, fetch_values
 from kernels.exponential import exp
 from kernels.lang import NEG_INF, cuda, device_function, f32, i32, kernel
 from kernels.lang_storage import narrow
 from kernels.lang_warp import lane, warp_max, warp_size, warp_sum
 from kernels.project import ceil_div, divide
 
-CHUNK_KEYS = 128
-"""Keys of a chunk: fixed, because it decides the order of every sum."""
+CHUNK_KEYS = 64
+"""Keys of a chunk: fixed, because it decides the order of every sum. Its keys and values fit into shared memory together."""
 
-_UNITS = 4
+MAX_HEAD_DIM = 128
+"""Longest head: a block's sums, and the keys and values that are under way to it, fill its shared memory."""
+
+_UNITS = 4  # warps that sum values; their sums [_UNITS, PAIRS, SLAB] take the place of the keys, once these were used
 _SCORES = PAIRS * CHUNK_KEYS
-_TOTALS = _UNITS * PAIRS * SLAB
-_MAX_HEAD_DIM = 256
-_RUNNING = PAIRS * _MAX_HEAD_DIM
+_RUNNING = PAIRS * MAX_HEAD_DIM
 
 
 @device_function
@@ -85,7 +86,7 @@ def attend(
         stats: float32 [C, T, nh, 2]: maximum and normalizer of a chunk; scratch.
         arrivals: int32 [R, nkv], all 0 before the launch, and again behind it.
         query: [T, nh * hd], rotated queries.
-        k_cache, v_cache: [blocks, block_size, nkv, hd], the step's own keys included (kernels/rotate.py).
+        k_cache, v_cache: [blocks, block_size, nkv, hd], the step's own keys included (kernels/rotate.py); hd <= MAX_HEAD_DIM.
         block_tables: int32 [N, B]; an entry below 0 is read as block 0 (its row is thrown away).
         positions: int32 [T], ascending within a request.
         idx_mapping: int32 [R], slot of a request.
@@ -99,7 +100,8 @@ def attend(
     last block of a (request, kv head) to arrive adds its chunks up in order. Safe under capture. Oracle: oracle_fused.attend.
     """
     scores = cuda.shared.array(_SCORES, f32)
-    sums = cuda.shared.array(_TOTALS, f32)
+    sums = cuda.shared.array(RING, f32)
+    value_ring = cuda.shared.array(RING, f32)
     largest = cuda.shared.array(PAIRS, f32)
     normalizer = cuda.shared.array(PAIRS, f32)
     arrived = cuda.shared.array(1, i32)
@@ -125,9 +127,14 @@ def attend(
                 slot = idx_mapping[request]
                 for first_pair in range(0, rows * group, PAIRS):
                     pairs = min(rows * group - i32(first_pair), i32(PAIRS))
+                    fetch_keys(sums, k_cache, block_tables, slot, kv_head, start, keys, warp, warps)
+                    fetch_values(
+                        value_ring, v_cache, block_tables, slot, kv_head, start, share_keys, keys, slabs, parts, warp, warps
+                    )
                     attend_scores(
                         scores,
                         i32(CHUNK_KEYS),
+                        sums,
                         query,
                         k_cache,
                         block_tables,
@@ -167,6 +174,7 @@ def attend(
                             unit,
                             scores,
                             i32(CHUNK_KEYS),
+                            value_ring,
                             v_cache,
                             block_tables,
                             slot,
@@ -174,7 +182,7 @@ def attend(
                             pairs,
                             start,
                             part * share_keys,
-                            min((part + i32(1)) * share_keys, ceil_div(keys, i32(16)) * i32(16)),
+                            (part + i32(1)) * share_keys,
                             keys,
                             (unit - part * slabs) * i32(SLAB),
                         )
@@ -204,7 +212,7 @@ def attend(
                     cuda.syncthreads()
                     if arrived[0] == chunks - 1:
                         cuda.threadfence()
-                        combine_chunks(out, totals, stats, token, rows, kv_head * group, group, head_dim, chunks)
+                        combine_chunks(out, totals, stats, positions, token, rows, kv_head * group, group, head_dim, warp, warps)
                         if cuda.threadIdx.x == 0:
                             arrivals[request, kv_head] = 0
                     cuda.syncthreads()
@@ -214,28 +222,44 @@ def attend(
 
 
 @device_function
-def combine_chunks(out, totals, stats, token, rows, first_head, group, head_dim, chunks):
-    """out = the softmax over all chunks of a request, for the heads of one kv head: rescaled to the largest maximum, in order.
+def combine_chunks(out, totals, stats, positions, token, rows, first_head, group, head_dim, warp, warps):
+    """out = the softmax over the chunks that each row sees, for the heads of one kv head: rescaled to the largest, in order.
 
-    A row that sees one chunk alone gets the bits that the short way gives it: keep is 1 there and 0 for the rest, and the quotient
-    is a product with the reciprocal in both places, because a compiler may choose either for a division.
+    A warp a pair, a lane four dims, so that loads of several chunks are under way. A row that sees one chunk alone gets the bits
+    that the short way gives it: keep is 1 there, and the quotient is a product with the reciprocal in both places, because a
+    compiler may choose either for a division.
     """
-    item = i32(cuda.threadIdx.x)
-    while item < rows * group * head_dim:
-        pair = divide(item, head_dim)
-        row, d = divide(pair, group), item - pair * head_dim
+    pair = i32(warp)
+    while pair < rows * group:
+        row = divide(pair, group)
         head = first_head + pair - row * group
+        chunks = ceil_div(positions[token + row] + i32(1), i32(CHUNK_KEYS))
         top = NEG_INF
-        for chunk in range(chunks):
+        for chunk in range(lane(), chunks, warp_size()):
             top = max(top, stats[chunk, token + row, head, 0])
-        total = f32(0.0)
+        top = warp_max(top)
         normalizer = f32(0.0)
         for chunk in range(chunks):
-            keep = exp(stats[chunk, token + row, head, 0] - top)
-            total += keep * totals[chunk, token + row, head, d]
-            normalizer += keep * stats[chunk, token + row, head, 1]
-        out[token + row, head * head_dim + d] = narrow(total * (f32(1.0) / normalizer), out)
-        item += i32(cuda.blockDim.x)
+            normalizer += exp(stats[chunk, token + row, head, 0] - top) * stats[chunk, token + row, head, 1]
+        share = f32(1.0) / normalizer
+        d = i32(lane())
+        while d < head_dim:
+            d1, d2 = min(d + warp_size(), head_dim - i32(1)), min(d + i32(2) * warp_size(), head_dim - i32(1))
+            d3 = min(d + i32(3) * warp_size(), head_dim - i32(1))
+            t0, t1, t2, t3 = f32(0.0), f32(0.0), f32(0.0), f32(0.0)
+            for chunk in range(chunks):
+                keep = exp(stats[chunk, token + row, head, 0] - top)
+                t0 += keep * totals[chunk, token + row, head, d]
+                t1 += keep * totals[chunk, token + row, head, d1]
+                t2 += keep * totals[chunk, token + row, head, d2]
+                t3 += keep * totals[chunk, token + row, head, d3]
+            column = head * head_dim
+            out[token + row, column + d] = narrow(t0 * share, out)
+            out[token + row, column + d1] = narrow(t1 * share, out)
+            out[token + row, column + d2] = narrow(t2 * share, out)
+            out[token + row, column + d3] = narrow(t3 * share, out)
+            d += i32(4) * warp_size()
+        pair += warps
 
 
 @kernel(writes=("out",))
@@ -254,7 +278,8 @@ def attend_rows(
     threads. Safe under capture. Oracle: oracle_fused.attend.
     """
     scores = cuda.shared.array(_SCORES, f32)
-    sums = cuda.shared.array(_TOTALS, f32)
+    sums = cuda.shared.array(RING, f32)
+    value_ring = cuda.shared.array(RING, f32)
     largest = cuda.shared.array(PAIRS, f32)
     normalizer = cuda.shared.array(PAIRS, f32)
     running = cuda.shared.array(_RUNNING, f32)
@@ -290,9 +315,14 @@ def attend_rows(
                 start = i32(0)
                 while start < num_keys:
                     keys = min(num_keys - start, i32(CHUNK_KEYS))
+                    fetch_keys(sums, k_cache, block_tables, slot, kv_head, start, keys, warp, warps)
+                    fetch_values(
+                        value_ring, v_cache, block_tables, slot, kv_head, start, share_keys, keys, slabs, parts, warp, warps
+                    )
                     attend_scores(
                         scores,
                         i32(CHUNK_KEYS),
+                        sums,
                         query,
                         k_cache,
                         block_tables,
@@ -332,6 +362,7 @@ def attend_rows(
                             unit,
                             scores,
                             i32(CHUNK_KEYS),
+                            value_ring,
                             v_cache,
                             block_tables,
                             slot,
@@ -339,7 +370,7 @@ def attend_rows(
                             pairs,
                             start,
                             part * share_keys,
-                            min((part + i32(1)) * share_keys, ceil_div(keys, i32(16)) * i32(16)),
+                            (part + i32(1)) * share_keys,
                             keys,
                             (unit - part * slabs) * i32(SLAB),
                         )

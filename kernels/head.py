@@ -8,9 +8,12 @@ from kernels.lang import MAX_THREADS, NEG_INF, block_max, block_sum, cuda, f32, 
 from kernels.lang_storage import narrow
 from kernels.lang_warp import warp_size
 from kernels.project import MAX_SLOTS, all_warps, ceil_div, divide, share_of_columns, total_of
-from kernels.tile import TILE, TILE_ROWS, TILE_TOKENS, tile_dot
+from kernels.tile import RING, TILE, TILE_ROWS, TILE_TOKENS, tile_dot
+
+_REGISTERS = 96  # four blocks of five warps on a multiprocessor, and nothing spilled
 
 _PARTIAL = MAX_SLOTS * TILE
+_RING = MAX_SLOTS * RING + 4
 
 _ROWS_AT_ONCE = 64
 """Rows whose best columns a block keeps while it goes over its tiles."""
@@ -45,7 +48,7 @@ def gather_norm(out, residual, gain, indices, eps, num_rows):
             out[row, i] = narrow(residual[source, i] * scale * gain[i], out)
 
 
-@kernel(writes=("logits", "best_value", "best_column"))
+@kernel(writes=("logits", "best_value", "best_column"), max_registers=_REGISTERS)
 def project_argmax(logits, best_value, best_column, x, weight, vocab_size, split, num_rows):
     """logits[j] = x[j] @ weight.T; best_value[s, j], best_column[s, j] = the largest logit of stripe s and its lowest column.
 
@@ -65,6 +68,7 @@ def project_argmax(logits, best_value, best_column, x, weight, vocab_size, split
     Launch: split * (tiles a block) warps, any grid, S blocks at best. A block owns its stripes. Barriers are reached by all its
     threads. Safe under capture. Oracle: oracle_fused.project_argmax.
     """
+    ring = cuda.shared.array(_RING, f32)
     partial = cuda.shared.array(_PARTIAL, f32)
     value_of = cuda.shared.array(_ROWS_AT_ONCE, f32)
     column_of = cuda.shared.array(_ROWS_AT_ONCE, i32)
@@ -89,7 +93,7 @@ def project_argmax(logits, best_value, best_column, x, weight, vocab_size, split
                     rows = min(kept - i32(token), i32(TILE_TOKENS))
                     if warp < per_block * split and tile < tiles:
                         end, row = min(begin + share, depth), tile * i32(TILE_ROWS)
-                        tile_dot(partial, warp, x, None, i32(base + token), rows, weight, row, begin, end)
+                        tile_dot(ring, partial, warp, x, None, i32(base + token), rows, weight, row, begin, end)
                     cuda.syncthreads()
                     item = tid
                     while item < per_block * rows * TILE_ROWS:

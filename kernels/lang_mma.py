@@ -1,7 +1,7 @@
 """What only a GPU has, as intrinsics: 16-byte loads, pairs of 16-bit floats, and the tensor cores' product of a warp.
 
 Imported by the GPU forms of primitives (kernels/tile.py, kernels/attend_tile.py) alone; absent in the simulator.
-PTX ISA 8: `mma.sync.aligned.m16n8k16`, `cvt.rn.{bf16x2,f16x2}.f32`, `ld.global.nc`.
+PTX ISA 8: `mma.sync.aligned.m16n8k16`, `cvt.rn.{bf16x2,f16x2}.f32`, `cp.async.cg`.
 """
 
 from __future__ import annotations
@@ -44,17 +44,73 @@ def load16(typingctx, array, offset):
 
 
 @intrinsic
-def stream16(typingctx, array, offset):
-    """As `load16`, for global memory that no kernel of the launch writes and that is read once: it does not displace L1."""
+def ring_address(typingctx, ring):
+    """Shared-memory address of the first 16-byte boundary of a shared array."""
 
     def codegen(context, builder, sig, args):
-        pointer = builder.ptrtoint(_address(context, builder, sig.args[0], *args), ir.IntType(64))
-        kind = ir.FunctionType(ir.LiteralStructType([_WORD] * 4), [ir.IntType(64)])
-        text = "ld.global.nc.L1::no_allocate.v4.u32 {$0, $1, $2, $3}, [$4];"
-        struct = builder.call(ir.InlineAsm(kind, text, "=r,=r,=r,=r,l", side_effect=False), [pointer])
+        view = context.make_array(sig.args[0])(context, builder, args[0])
+        text = "{ .reg .u64 t; cvta.to.shared.u64 t, $1; add.u64 t, t, 15; and.b64 t, t, -16; cvt.u32.u64 $0, t; }"
+        asm = _asm(text, "=r,l", _WORD, [ir.IntType(64)])
+        return builder.call(asm, [builder.ptrtoint(view.data, ir.IntType(64))])
+
+    return signature(types.uint32, ring), codegen
+
+
+@intrinsic
+def copy16(typingctx, address, array, offset, size):
+    """Begin to copy 16 bytes from element `offset` (int64) of a contiguous array to shared `address`, past the registers and L1.
+
+    `size` (uint32) is 16, or 0 for zeros instead, and nothing is read then. Only `wait_copies` says when they are there. Unlike a
+    load into registers, which ptxas moves down to its first use, it starts where it stands: it is what keeps memory busy.
+    """
+
+    def codegen(context, builder, sig, args):
+        pointer = builder.ptrtoint(_address(context, builder, sig.args[1], args[1], args[2]), ir.IntType(64))
+        text = "cp.async.cg.shared.global [$0], [$1], 16, $2;"
+        asm = ir.InlineAsm(
+            ir.FunctionType(ir.VoidType(), [_WORD, ir.IntType(64), _WORD]), text, "r,l,r,~{memory}", side_effect=True
+        )
+        builder.call(asm, [args[0], pointer, args[3]])
+        return context.get_dummy_value()
+
+    return signature(types.void, types.uint32, array, types.int64, types.uint32), codegen
+
+
+def _statement(text: str) -> Any:
+    def typed(typingctx):
+        def codegen(context, builder, sig, args):
+            builder.call(ir.InlineAsm(ir.FunctionType(ir.VoidType(), []), text, "~{memory}", side_effect=True), [])
+            return context.get_dummy_value()
+
+        return signature(types.void), codegen
+
+    return typed
+
+
+commit_copies = intrinsic(_statement("cp.async.commit_group;"))
+"""End a group of copies of this thread."""
+
+wait_older_copies = intrinsic(_statement("cp.async.wait_group 3;"))
+"""Wait until all groups of this thread but the last three are there."""
+
+wait_first_copies = intrinsic(_statement("cp.async.wait_group 1;"))
+"""Wait until all groups of this thread but the last are there."""
+
+wait_copies = intrinsic(_statement("cp.async.wait_group 0;"))
+"""Wait until all groups of this thread are there."""
+
+
+@intrinsic
+def read16(typingctx, address):
+    """The 16 bytes at a shared address, as four uint32."""
+
+    def codegen(context, builder, sig, args):
+        kind = ir.FunctionType(ir.LiteralStructType([_WORD] * 4), [_WORD])
+        asm = ir.InlineAsm(kind, "ld.shared.v4.u32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,r,~{memory}", side_effect=True)
+        struct = builder.call(asm, args)
         return _tuple_of(context, builder, sig.return_type, [builder.extract_value(struct, i) for i in range(4)])
 
-    return signature(_FOUR_WORDS, array, types.int64), codegen
+    return signature(_FOUR_WORDS, types.uint32), codegen
 
 
 @intrinsic

@@ -19,13 +19,21 @@ from kernels.exponential import exp
 from kernels.lang import cuda, device_function, f32, i32, kernel, u32
 from kernels.lang_storage import by_dtype, narrow, widen
 from kernels.lang_warp import lane, warp_size, warp_sum
-from kernels.tile import CHUNK, TILE, TILE_ROWS, TILE_TOKENS, tile_dot, tile_dot_pair
+from kernels.tile import CHUNK, RING, RING_PAIR, TILE, TILE_ROWS, TILE_TOKENS, tile_dot, tile_dot_pair
 
 MAX_SLOTS = 8
 """Warps of a block that multiply."""
 
+MAX_NORM_SLOTS = 4
+"""The same where a further warp sums the squares: more would take shared memory from other blocks."""
+
+_REGISTERS = 96  # four blocks of five warps on a multiprocessor, and nothing spilled
+
 _PARTIAL = MAX_SLOTS * TILE
-_PARTIAL_PAIR = 2 * MAX_SLOTS * TILE
+_PARTIAL_PAIR = 2 * MAX_NORM_SLOTS * TILE
+_RING = MAX_SLOTS * RING + 4
+_RING_NORM = MAX_NORM_SLOTS * RING + 4
+_RING_PAIR = MAX_NORM_SLOTS * RING_PAIR + 4
 
 
 def _inverse_rms(x, squares, token, width, eps):
@@ -51,7 +59,7 @@ inverse_rms = by_dtype(
 @device_function
 def multiplying_warps():
     """Warps of this block that multiply: all but the last, which sums the squares; the only one does both."""
-    return min(max(divide(cuda.blockDim.x, warp_size()) - i32(1), i32(1)), i32(MAX_SLOTS))
+    return min(max(divide(cuda.blockDim.x, warp_size()) - i32(1), i32(1)), i32(MAX_NORM_SLOTS))
 
 
 @device_function
@@ -126,7 +134,7 @@ def embed_squares(residual, squares, table, input_ids, num_tokens):
             squares[row, tile] = total
 
 
-@kernel(writes=("out",))
+@kernel(writes=("out",), max_registers=_REGISTERS)
 def norm_project(out, x, gain, squares, weight, eps, split, num_tokens):
     """out[t] = RMSNorm(x[t]) @ weight.T for the live tokens; a 16-bit x is normalised already, and this is the product alone.
 
@@ -143,6 +151,7 @@ def norm_project(out, x, gain, squares, weight, eps, split, num_tokens):
     Launch: (split * tiles a block + 1) warps, any grid. A block owns its tiles of `out`. Barriers are reached by all its threads.
     Safe under capture. Oracle: oracle_fused.norm_project.
     """
+    ring = cuda.shared.array(_RING_NORM, f32)
     partial = cuda.shared.array(_PARTIAL, f32)
     scale = cuda.shared.array(TILE_TOKENS, f32)
     outputs, depth = i32(weight.shape[0]), i32(weight.shape[1])
@@ -159,7 +168,7 @@ def norm_project(out, x, gain, squares, weight, eps, split, num_tokens):
             rows = min(num_tokens[0] - i32(token), i32(TILE_TOKENS))
             if warp < per_block * split and tile < tiles:
                 end = min(begin + share, depth)
-                tile_dot(partial, warp, x, gain, i32(token), rows, weight, tile * i32(TILE_ROWS), begin, end)
+                tile_dot(ring, partial, warp, x, gain, i32(token), rows, weight, tile * i32(TILE_ROWS), begin, end)
             norm_scales(scale, x, squares, i32(token), rows, eps)
             cuda.syncthreads()
             item = i32(cuda.threadIdx.x)
@@ -176,7 +185,7 @@ def norm_project(out, x, gain, squares, weight, eps, split, num_tokens):
         first += i32(cuda.gridDim.x * per_block)
 
 
-@kernel(writes=("out",))
+@kernel(writes=("out",), max_registers=_REGISTERS)
 def norm_gate_up(out, x, gain, squares, weight, eps, split, num_tokens):
     """out[t] = silu(gate) * up, with (gate, up) = RMSNorm(x[t]) @ weight.T, for the live tokens.
 
@@ -187,6 +196,7 @@ def norm_gate_up(out, x, gain, squares, weight, eps, split, num_tokens):
 
     Launch and ownership as in `norm_project`; a warp takes a gate tile and its up tile. Oracle: oracle_fused.norm_gate_up.
     """
+    ring = cuda.shared.array(_RING_PAIR, f32)
     partial = cuda.shared.array(_PARTIAL_PAIR, f32)
     scale = cuda.shared.array(TILE_TOKENS, f32)
     outputs, depth = i32(weight.shape[0]) // i32(2), i32(weight.shape[1])
@@ -203,7 +213,7 @@ def norm_gate_up(out, x, gain, squares, weight, eps, split, num_tokens):
             rows = min(num_tokens[0] - i32(token), i32(TILE_TOKENS))
             if warp < per_block * split and tile < tiles:
                 end, row = min(begin + share, depth), tile * i32(TILE_ROWS)
-                tile_dot_pair(partial, warp * i32(2), x, gain, i32(token), rows, weight, row, outputs + row, begin, end)
+                tile_dot_pair(ring, partial, warp * i32(2), x, gain, i32(token), rows, weight, row, outputs + row, begin, end)
             norm_scales(scale, x, squares, i32(token), rows, eps)
             cuda.syncthreads()
             item = i32(cuda.threadIdx.x)
@@ -222,7 +232,7 @@ def norm_gate_up(out, x, gain, squares, weight, eps, split, num_tokens):
         first += i32(cuda.gridDim.x * per_block)
 
 
-@kernel(writes=("residual", "squares"))
+@kernel(writes=("residual", "squares"), max_registers=_REGISTERS)
 def project_residual(residual, squares, x, weight, split, num_tokens):
     """residual[t] += x[t] @ weight.T; squares[t, j] = sum of squares of the new columns 8 j .. 8 j + 7, for the live tokens.
 
@@ -237,6 +247,7 @@ def project_residual(residual, squares, x, weight, split, num_tokens):
     Launch: split * (tiles a block) warps, any grid. A block owns its tiles of `residual` and `squares`. Barriers are reached by all
     its threads. Safe under capture, and not idempotent. Oracle: oracle_fused.project_residual.
     """
+    ring = cuda.shared.array(_RING, f32)
     partial = cuda.shared.array(_PARTIAL, f32)
     outputs, depth = i32(weight.shape[0]), i32(weight.shape[1])
     warp, warps = divide(cuda.threadIdx.x, warp_size()), all_warps()
@@ -252,7 +263,7 @@ def project_residual(residual, squares, x, weight, split, num_tokens):
             rows = min(num_tokens[0] - i32(token), i32(TILE_TOKENS))
             if warp < per_block * split and tile < tiles:
                 end = min(begin + share, depth)
-                tile_dot(partial, warp, x, None, i32(token), rows, weight, tile * i32(TILE_ROWS), begin, end)
+                tile_dot(ring, partial, warp, x, None, i32(token), rows, weight, tile * i32(TILE_ROWS), begin, end)
             cuda.syncthreads()
             item = i32(cuda.threadIdx.x)
             while item < per_block * rows * TILE_ROWS:

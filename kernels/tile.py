@@ -26,6 +26,11 @@ TILE_TOKENS = 16
 TILE = TILE_ROWS * TILE_TOKENS
 """Floats of shared memory that a tile's sums take: [TILE_TOKENS, TILE_ROWS]."""
 
+RING = 1024
+"""Floats of shared memory that a warp's weights under way take: eight chunks, 16 bytes a lane and chunk."""
+
+RING_PAIR = 2 * RING
+
 CHUNK = 32
 """Columns that a warp takes at a time: ranges of columns begin at multiples of it."""
 
@@ -48,19 +53,20 @@ operand = by_dtype(
 
 
 def _gpu_form(forms: str) -> Callable[..., Callable[..., Any] | None]:
-    def choose(partial: Any, slot: Any, x: Any, gain: Any, token: Any, rows: Any, weight: Any, *rest: Any) -> Any:
+    def choose(ring: Any, partial: Any, slot: Any, x: Any, gain: Any, token: Any, rows: Any, weight: Any, *rest: Any) -> Any:
         return getattr(tile_gpu, forms).get((str(x.dtype), str(weight.dtype)))
 
     return choose
 
 
 @primitive(_gpu_form("SINGLE"))
-def tile_dot(partial, slot, x, gain, token, rows, weight, row, begin, end):
+def tile_dot(ring, partial, slot, x, gain, token, rows, weight, row, begin, end):
     """partial[slot, t, n] = sum over columns begin..end of x[token + t] * weight[row + n], for t < rows, n < TILE_ROWS.
 
     Called by a whole warp; its lanes share the columns. The caller waits at a barrier before it reads `partial`.
 
     Args:
+        ring: float32 shared [RING a warp of the block, and 4]: weights under way; RING_PAIR for `tile_dot_pair`.
         partial: float32 shared, flat: [slots, TILE_TOKENS, TILE_ROWS].
         slot: int32.
         x: [T, K], float32 residual (see `operand`) or 16-bit activations of the weights' type.
@@ -84,7 +90,7 @@ def tile_dot(partial, slot, x, gain, token, rows, weight, row, begin, end):
 
 
 @primitive(_gpu_form("DOUBLE"))
-def tile_dot_pair(partial, slot, x, gain, token, rows, weight, row, other, begin, end):
+def tile_dot_pair(ring, partial, slot, x, gain, token, rows, weight, row, other, begin, end):
     """`tile_dot` of the tiles at `row` and at `other`, into slots `slot` and `slot + 1`; x is fetched once for both."""
-    tile_dot(partial, slot, x, gain, token, rows, weight, row, begin, end)
-    tile_dot(partial, slot + i32(1), x, gain, token, rows, weight, other, begin, end)
+    tile_dot(ring, partial, slot, x, gain, token, rows, weight, row, begin, end)
+    tile_dot(ring, partial, slot + i32(1), x, gain, token, rows, weight, other, begin, end)

@@ -1,7 +1,7 @@
 """The GPU's forms of the tile products (kernels/tile.py): 16-byte loads straight into the operands of the tensor cores.
 
 Lane 4 g + q of a warp holds columns 8 q .. 8 q + 7 of each chunk of 32, of weight row g and of activation rows g and g + 8: one
-load each, two products. Which columns the hardware takes for its k = 0..15 does not matter as long as both operands agree.
+copy each, two products. Which columns the hardware takes for its k = 0..15 does not matter as long as both operands agree.
 A lane whose row does not exist takes the last that does; its sums are never read.
 """
 
@@ -10,13 +10,34 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kernels.lang import device_function, f32, i32, i64, u32
-from kernels.lang_mma import floats_of, load16, mma_bfloat16, mma_float16, pair_bfloat16, pair_float16, stream16
+from kernels.lang import cuda, device_function, f32, i32, i64, u32
+from kernels.lang_mma import (
+    commit_copies,
+    copy16,
+    floats_of,
+    load16,
+    mma_bfloat16,
+    mma_float16,
+    pair_bfloat16,
+    pair_float16,
+    read16,
+    ring_address,
+    wait_copies,
+    wait_older_copies,
+)
 from kernels.lang_warp import lane
 
 _ROWS = 8
 _CHUNK = 32
-_AHEAD = 4 * _CHUNK
+_GROUP = 2
+"""Chunks that are fetched together."""
+
+_GROUPS = 4
+"""Groups that are under way or in use (lang_mma.wait_older_copies counts on it)."""
+
+_AHEAD = _GROUP * _CHUNK
+_GROUP_BYTES = _GROUP * 32 * 16
+"""A group of one tile: 16 bytes for each lane and chunk."""
 
 
 @device_function
@@ -29,6 +50,30 @@ def no_words():
 def no_sums():
     """Four sums of nothing."""
     return f32(0.0), f32(0.0), f32(0.0), f32(0.0)
+
+
+@device_function
+def add_sums(a, b):
+    return a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3]
+
+
+@device_function
+def ring_slots(ring, chunks):
+    """This lane's first slot: a warp has _GROUPS groups of `chunks` chunks, a chunk 16 bytes for each lane. Slots are a lane's own,
+    so that nobody waits for anybody."""
+    warp = u32(cuda.threadIdx.x) >> u32(5)
+    return ring_address(ring) + u32(warp * u32(_GROUPS * chunks * 512)) + u32(u32(lane()) * u32(16))
+
+
+@device_function
+def fetch_group(address, weight, offset, k, last):
+    """Begin to copy a group's chunks from column k on; zeros for columns that the range does not have."""
+    for i in range(_GROUP):
+        at = i32(k + i32(i * _CHUNK))
+        size = u32(0)
+        if at <= last:
+            size = u32(16)
+        copy16(u32(address + u32(i * 512)), weight, offset + i64(min(at, last)), size)
 
 
 @device_function
@@ -66,7 +111,7 @@ def _normed_operand(pair: Any) -> Any:
     def normed_operand(x, gain, offset, column):
         """Eight float32 of the residual times the norm's gain, rounded to the weights' type."""
         low, high = floats_of(load16(x, offset)), floats_of(load16(x, offset + i64(4)))
-        first, second = floats_of(load16(gain, column)), floats_of(load16(gain, column + i64(4)))
+        first, second = floats_of(load16(gain, i64(column))), floats_of(load16(gain, i64(column) + i64(4)))
         return (
             pair(low[0] * first[0], low[1] * first[1]),
             pair(low[2] * first[2], low[3] * first[3]),
@@ -88,28 +133,30 @@ def _single(mma: Any, operand: Any) -> Callable[..., Any]:
         sums = mma(sums, n[0], f[0], n[1], f[1], w[0], w[1])
         return mma(sums, n[2], f[2], n[3], f[3], w[2], w[3])
 
-    def dot(partial, slot, x, gain, token, rows, weight, row, begin, end):
-        group, column = lane() >> i32(2), i64((lane() & i32(3)) * i32(8))
+    def dot(ring, partial, slot, x, gain, token, rows, weight, row, begin, end):
+        place, column = lane() >> i32(2), i32((lane() & i32(3)) * i32(8))
         w, wide = weight_offset(weight, row), rows > i32(8)
-        near, far = token_offset(x, token, rows, group), token_offset(x, token, rows, group + i32(8))
-        sums = no_sums()
-        k, stop = i64(begin), i64(end)
-        while k + i64(_AHEAD) <= stop:
-            w0, w1 = stream16(weight, w + k), stream16(weight, w + k + i64(32))
-            w2, w3 = stream16(weight, w + k + i64(64)), stream16(weight, w + k + i64(96))
-            sums = step(sums, x, gain, near + k, far + k, column + k, wide, w0)
-            sums = step(sums, x, gain, near + k + i64(32), far + k + i64(32), column + k + i64(32), wide, w1)
-            sums = step(sums, x, gain, near + k + i64(64), far + k + i64(64), column + k + i64(64), wide, w2)
-            sums = step(sums, x, gain, near + k + i64(96), far + k + i64(96), column + k + i64(96), wide, w3)
-            k += i64(_AHEAD)
+        near, far = token_offset(x, token, rows, place), token_offset(x, token, rows, place + i32(8))
+        here = ring_slots(ring, _GROUP)
+        k, stop, last = i32(begin), i32(end), i32(i32(end) - i32(8) - column)
+        for group in range(_GROUPS):
+            fetch_group(u32(here + u32(group * _GROUP_BYTES)), weight, w, i32(k + i32(group * _AHEAD)), last)
+            commit_copies()
+        sums, others = no_sums(), no_sums()
+        turn = u32(0)
         while k < stop:
-            here = min(k, stop - i64(8) - column)  # past the end: any columns, times zero
-            w0 = no_words()
-            if here == k:
-                w0 = stream16(weight, w + k)
-            sums = step(sums, x, gain, near + here, far + here, column + here, wide, w0)
-            k += i64(_CHUNK)
-        keep_sums(partial, slot, sums)
+            wait_older_copies()
+            at = u32(here + turn)
+            w0, w1 = read16(at), read16(u32(at + u32(512)))
+            c0, c1 = min(k, last), min(i32(k + i32(_CHUNK)), last)
+            sums = step(sums, x, gain, near + i64(c0), far + i64(c0), column + c0, wide, w0)
+            others = step(others, x, gain, near + i64(c1), far + i64(c1), column + c1, wide, w1)
+            fetch_group(at, weight, w, i32(k + i32(_GROUPS * _AHEAD)), last)
+            commit_copies()
+            turn = u32(u32(turn + u32(_GROUP_BYTES)) & u32(_GROUPS * _GROUP_BYTES - 1))
+            k = i32(k + i32(_AHEAD))
+        wait_copies()
+        keep_sums(partial, slot, add_sums(sums, others))
 
     return dot
 
@@ -125,32 +172,34 @@ def _double(mma: Any, operand: Any) -> Callable[..., Any]:
         sums, others = mma(sums, n[0], f[0], n[1], f[1], w[0], w[1]), mma(others, n[0], f[0], n[1], f[1], v[0], v[1])
         return mma(sums, n[2], f[2], n[3], f[3], w[2], w[3]), mma(others, n[2], f[2], n[3], f[3], v[2], v[3])
 
-    def dot(partial, slot, x, gain, token, rows, weight, row, other, begin, end):
-        group, column = lane() >> i32(2), i64((lane() & i32(3)) * i32(8))
+    def dot(ring, partial, slot, x, gain, token, rows, weight, row, other, begin, end):
+        place, column = lane() >> i32(2), i32((lane() & i32(3)) * i32(8))
         w, v, wide = weight_offset(weight, row), weight_offset(weight, other), rows > i32(8)
-        near, far = token_offset(x, token, rows, group), token_offset(x, token, rows, group + i32(8))
+        near, far = token_offset(x, token, rows, place), token_offset(x, token, rows, place + i32(8))
+        here = ring_slots(ring, 2 * _GROUP)
+        k, stop, last = i32(begin), i32(end), i32(i32(end) - i32(8) - column)
+        for group in range(_GROUPS):
+            fetch_group(u32(here + u32(2 * group * _GROUP_BYTES)), weight, w, i32(k + i32(group * _AHEAD)), last)
+            fetch_group(u32(here + u32((2 * group + 1) * _GROUP_BYTES)), weight, v, i32(k + i32(group * _AHEAD)), last)
+            commit_copies()
         sums, others = no_sums(), no_sums()
-        k, stop = i64(begin), i64(end)
-        while k + i64(_AHEAD) <= stop:
-            w0, v0 = stream16(weight, w + k), stream16(weight, v + k)
-            w1, v1 = stream16(weight, w + k + i64(32)), stream16(weight, v + k + i64(32))
-            w2, v2 = stream16(weight, w + k + i64(64)), stream16(weight, v + k + i64(64))
-            w3, v3 = stream16(weight, w + k + i64(96)), stream16(weight, v + k + i64(96))
-            sums, others = step(sums, others, x, gain, near + k, far + k, column + k, wide, w0, v0)
-            at = k + i64(32)
-            sums, others = step(sums, others, x, gain, near + at, far + at, column + at, wide, w1, v1)
-            at = k + i64(64)
-            sums, others = step(sums, others, x, gain, near + at, far + at, column + at, wide, w2, v2)
-            at = k + i64(96)
-            sums, others = step(sums, others, x, gain, near + at, far + at, column + at, wide, w3, v3)
-            k += i64(_AHEAD)
+        turn = u32(0)
         while k < stop:
-            here = min(k, stop - i64(8) - column)  # past the end: any columns, times zero
-            w0, v0 = no_words(), no_words()
-            if here == k:
-                w0, v0 = stream16(weight, w + k), stream16(weight, v + k)
-            sums, others = step(sums, others, x, gain, near + here, far + here, column + here, wide, w0, v0)
-            k += i64(_CHUNK)
+            wait_older_copies()
+            at = u32(here + turn)
+            to = u32(at + u32(_GROUP_BYTES))
+            w0, w1 = read16(at), read16(u32(at + u32(512)))
+            v0, v1 = read16(to), read16(u32(to + u32(512)))
+            c = min(k, last)
+            sums, others = step(sums, others, x, gain, near + i64(c), far + i64(c), column + c, wide, w0, v0)
+            c = min(i32(k + i32(_CHUNK)), last)
+            sums, others = step(sums, others, x, gain, near + i64(c), far + i64(c), column + c, wide, w1, v1)
+            fetch_group(at, weight, w, i32(k + i32(_GROUPS * _AHEAD)), last)
+            fetch_group(to, weight, v, i32(k + i32(_GROUPS * _AHEAD)), last)
+            commit_copies()
+            turn = u32(u32(turn + u32(2 * _GROUP_BYTES)) & u32(2 * _GROUPS * _GROUP_BYTES - 1))
+            k = i32(k + i32(_AHEAD))
+        wait_copies()
         keep_sums(partial, slot, sums)
         keep_sums(partial, slot + i32(1), others)
 

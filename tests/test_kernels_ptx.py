@@ -56,7 +56,7 @@ def test_products_load_sixteen_bytes_into_tensor_cores(
     text = ptx[name][storage].get("ptx", "")
     kind = {"float16": "f16", "bfloat16": "bf16"}[storage]
     assert f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32" in text
-    assert "ld.global.nc.L1::no_allocate.v4.u32" in text
+    assert "cp.async.cg.shared.global" in text
     assert ".local" not in text
 
 

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -34,6 +34,7 @@ class Warp:
         self._offered: list[Any] = [None] * LANES
         self._result = np.zeros((16, 8), np.float32)
         self.products = 0
+        self.copies = 0
 
     def lane(self) -> np.int32:
         return np.int32(self._local.lane)
@@ -43,7 +44,7 @@ class Warp:
         errors: list[BaseException] = []
 
         def body(lane: int) -> None:
-            self._local.lane = lane
+            self._local.lane, self._local.pending, self._local.groups, self._local.slots = lane, [], [], {}
             try:
                 function(*args)
             except BaseException as error:
@@ -57,6 +58,45 @@ class Warp:
             thread.join()
         if errors:
             raise errors[0]
+
+    @property
+    def threadIdx(self) -> SimpleNamespace:  # noqa: N802 - as cuda has it
+        return SimpleNamespace(x=self._local.lane)
+
+    def copy16(self, address: Any, array: np.ndarray, offset: Any, size: Any) -> None:
+        """Arrives at the wait, not before: a slot that is read too early holds what it held."""
+        assert int(address) % 16 == 0
+        assert int(size) in (0, 16)
+        words = load16(array, offset) if size else (np.uint32(0),) * 4
+        self._pending.append((int(address), words))
+        self.copies += int(size) == 16
+
+    def commit_copies(self) -> None:
+        self._groups.append(self._pending)
+        self._local.pending = []
+
+    def wait(self, newest: int) -> None:
+        while len(self._groups) > newest:
+            self._slots.update(self._groups.pop(0))
+
+    def read16(self, address: Any) -> Words:
+        words: Words = self._slots[int(address)]
+        return words
+
+    @property
+    def _pending(self) -> list[tuple[int, Words]]:
+        pending: list[tuple[int, Words]] = self._local.pending
+        return pending
+
+    @property
+    def _groups(self) -> list[list[tuple[int, Words]]]:
+        groups: list[list[tuple[int, Words]]] = self._local.groups
+        return groups
+
+    @property
+    def _slots(self) -> dict[int, Words]:
+        slots: dict[int, Words] = self._local.slots
+        return slots
 
     def mma(self, dtype: str, sums: Any, a0: Any, a1: Any, a2: Any, a3: Any, b0: Any, b1: Any) -> tuple[np.float32, ...]:
         """D = A [16, 16] @ B [16, 8] + C, from the registers of all lanes."""
@@ -110,12 +150,22 @@ def gpu_module(name: str, warp: Warp, **others: ModuleType) -> ModuleType:
     for dtype in ("bfloat16", "float16"):
         setattr(mma, f"mma_{dtype}", lambda *registers, dtype=dtype: warp.mma(dtype, *registers))
         setattr(mma, f"pair_{dtype}", _pair(dtype))
-    mma.load16 = mma.stream16 = load16  # type: ignore[attr-defined]
+    mma.__dict__.update(
+        load16=load16,
+        copy16=warp.copy16,
+        commit_copies=warp.commit_copies,
+        wait_copies=lambda: warp.wait(0),
+        wait_older_copies=lambda: warp.wait(3),
+        wait_first_copies=lambda: warp.wait(1),
+        read16=warp.read16,
+        ring_address=lambda ring: np.uint32(int(ring[0]) << 16),
+    )
     mma.floats_of = lambda words: tuple(np.array(words, np.uint32).view(np.float32))  # type: ignore[attr-defined]
     mma.select_bytes = select_bytes  # type: ignore[attr-defined]
     language = ModuleType("kernels.lang")
     language.__dict__.update({key: getattr(lang, key) for key in ("f32", "i32", "i64", "u32", "u64")})
     language.device_function = lambda function: function  # type: ignore[attr-defined]
+    language.cuda = warp  # type: ignore[attr-defined]
     warps = ModuleType("kernels.lang_warp")
     warps.lane = warp.lane  # type: ignore[attr-defined]
     stand_ins = {"kernels.lang_mma": mma, "kernels.lang": language, "kernels.lang_warp": warps}
