@@ -77,6 +77,11 @@ class CudaDevice:
     def description(self) -> str:
         return str(self.facts)
 
+    @property
+    def failed(self) -> bool:
+        """CUDA reported an error: the device takes no more work, and can only be closed."""
+        return self._failed
+
     # Memory
 
     def array(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> CudaArray:
@@ -234,7 +239,7 @@ class CudaDevice:
         """A context that turns errors of CUDA and of its packages into DeviceError."""
         return _Reports(self, what)
 
-    def failed(self) -> None:
+    def mark_failed(self) -> None:
         """CUDA reported an error: close() must not wait for work that will never end well."""
         self._failed = True
 
@@ -355,7 +360,7 @@ class _Reports:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is None or not (issubclass(kind, DriverError) or kind.__module__.partition(".")[0] in _CUDA_PACKAGES):
             return
-        self._device.failed()
+        self._device.mark_failed()
         raise DeviceError(
             f"{self._what} failed on {self._device.name}: {error}; an error of a kernel shows at a later call: "
             "graphs.mode = eager and compute-sanitizer find the kernel"

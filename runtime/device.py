@@ -67,6 +67,12 @@ class Device(Protocol):
     name: str
     integrated: bool
     can_map: bool
+
+    @property
+    def failed(self) -> bool:
+        """The device stopped at an error and takes no more work; it can only be closed."""
+        ...
+
     counters: DeviceCounters
 
     @property

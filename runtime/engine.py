@@ -79,6 +79,7 @@ class Engine:
         self._generations: dict[str, Generation] = {}
         self._request_ids = (f"request-{number}" for number in itertools.count())
         self._closed = False
+        self._stopped = False
 
     @classmethod
     def from_config(cls, source: Any, *, progress: Any = None, on_device: Any = None, **overrides: Any) -> Engine:
@@ -101,12 +102,20 @@ class Engine:
     # ---- the loop ----------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Launch step N + 1, then collect step N. Events land in the generations that they belong to."""
+        """Launch step N + 1, then collect step N. Events land in the generations that they belong to.
+
+        Raises:
+            RuntimeError: the engine is closed, or stopped in the middle of an earlier step.
+        """
+        self._require_open()
+        # A step that does not come to its end leaves scheduler, rings and device at different steps: nothing can follow it.
+        self._stopped = True
         plan = self.scheduler.schedule()
         if plan is not None:
             self._in_flight.append(self.runner.launch(plan))
         if self._in_flight and (plan is None or len(self._in_flight) > self.steps_ahead):
             self._collect()
+        self._stopped = False
 
     def _collect(self) -> None:
         """Wait for the oldest step in flight, and deliver what it yielded."""
@@ -179,8 +188,9 @@ class Engine:
                 generations.append(self._queue(index, prompt, token_ids, each[index]))
             yield from self._run(generations)
         finally:
-            for generation in generations:
-                self.cancel(generation.request.request_id)
+            if not self._stopped:
+                for generation in generations:
+                    self.cancel(generation.request.request_id)
 
     def _run(self, generations: Sequence[Generation]) -> Iterator[StreamEvent]:
         pending = list(generations)
@@ -213,18 +223,30 @@ class Engine:
             self._collect()
 
     def close(self) -> None:
-        """Cancel what runs, collect what is in flight, free the device. Idempotent."""
+        """Give up what runs and free the device, also after an error or an interrupt in the middle of a step. Idempotent.
+
+        Requests that have not ended are cancelled; results in flight are not collected.
+
+        Raises:
+            DeviceError: work that was still queued failed. Everything is freed all the same.
+        """
         if self._closed:
             return
         self._closed = True
-        for request_id in list(self._generations):
-            self.cancel(request_id)
-        self.drain()
-        self.runner.close()
+        try:
+            if not self._stopped:
+                for request_id in list(self._generations):
+                    self.cancel(request_id)
+        finally:
+            self._in_flight.clear()
+            self._generations.clear()
+            self.runner.close()
 
     def _require_open(self) -> None:
         if self._closed:
             raise RuntimeError("the engine is closed: open another one")
+        if self._stopped:
+            raise RuntimeError("the engine stopped in the middle of a step, by an error or an interrupt: close it and open another")
 
     def __enter__(self) -> Engine:
         return self

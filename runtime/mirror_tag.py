@@ -143,7 +143,7 @@ class Tag:
             )
 
     def check_device_write(self, writer: object) -> None:
-        """Raises TwoWritersError: `writer` would lose what the host has written since the last upload."""
+        """Raises TwoWritersError: `writer` would lose what the host has written since the last upload, or is no writer of it at all."""
         if self.host_version > self.device_version and self.carried != self.host_version:
             remedy = "upload(stream) first"
             if self.truth is Truth.HOST_EXACT:
@@ -151,6 +151,11 @@ class Tag:
             raise TwoWritersError(
                 f"{self._attempt(f'write on the device by {writer}')}: the host copy, written by {self.host_writer}, is newer and "
                 f"would be lost; {remedy}"
+            )
+        if self.truth is Truth.HOST_EXACT and self.carried is None:
+            raise TwoWritersError(
+                f"{self._attempt(f'write on the device by {writer}')}: only the host writes it (host exact), and nothing that it "
+                f"wrote is staged for {writer} to apply; take_diffs() or carry() first, or write another buffer"
             )
 
     def _refuse(self, where: str, writer: str, remedy: str) -> None:

@@ -343,14 +343,16 @@ class Runner:
         }
 
     def close(self) -> None:
-        """Wait for the device and free everything. Idempotent."""
+        """Wait for the device and free everything; a device that has failed is not waited for. Idempotent."""
         if self._closed:
             return
         self._closed = True
-        self.device.synchronize()
-        self.library.close()
-        self.table.close()
-        self.device.close()
+        try:
+            self.library.close()
+            if not self.device.failed:
+                self.table.close()
+        finally:
+            self.device.close()
 
 
 def _padded(starts: Sequence[int], length: int) -> npt.NDArray[np.int32]:

@@ -257,7 +257,8 @@ class OutcomeRing:
             raise OutcomeError(f"{self.name}: step {step} was not submitted; queue the step and submit({step}) first")
         if step > self._collected:
             raise OutcomeError(f"{self.name}: step {self._collected} comes before step {step}; collect in order")
-        values = self._pending.pop(step).take()
+        values = self._pending[step].take()
+        del self._pending[step]
         self._collected += 1
         return values
 

@@ -82,6 +82,11 @@ class VirtualDevice:
     def schedule(self) -> Schedule:
         return self.queue.schedule
 
+    @property
+    def failed(self) -> bool:
+        """An operation raised or was interrupted: the device takes no more work, and can only be closed."""
+        return self.queue.failed
+
     # Memory
 
     def array(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> VirtualArray:

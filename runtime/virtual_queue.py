@@ -130,6 +130,10 @@ class OperationQueue:
         except Exception as error:
             self._failure = f"{operation.origin} failed: {type(error).__name__}: {error}"
             raise DeviceError(self._failure) from error
+        except BaseException as interrupt:
+            # Ctrl-C in the middle of an operation: half of it is done, and to run it again would do that half twice.
+            self._failure = f"{operation.origin} was interrupted by {type(interrupt).__name__}"
+            raise
         del self._pending[operation]
         operation.done = True
         # Events and streams may hold the operation for long: let go of its arrays.
