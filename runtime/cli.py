@@ -164,7 +164,7 @@ def gates(
         from runtime.gates.table import render_reports
         from runtime.gates.verdict import Verdict
 
-        chosen = [name.upper() for name in names or GATES]
+        chosen = list(dict.fromkeys(name.upper() for name in names or GATES))
         if unknown := [name for name in chosen if name not in GATES]:
             raise ConfigError(f"gate = {unknown[0]}: must be one of {', '.join(GATES)}")
         cases = [Case.parse(text) for text in case] if case else None

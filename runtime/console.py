@@ -10,7 +10,8 @@ from typing import TypeAlias
 
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 Advance: TypeAlias = Callable[[int, int], None]
 """advance(done, total): bytes or things done so far, and in all (0 when not known)."""
@@ -35,10 +36,22 @@ def start_logging(*, quiet: bool) -> None:
         logger.addHandler(plain)
 
 
+class _CountColumn(ProgressColumn):
+    """Things done, and of how many once that is known."""
+
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self._unit = unit
+
+    def render(self, task: Task) -> Text:
+        total = "" if task.total is None else f"/{task.total:.0f}"
+        return Text(f"{task.completed:.0f}{total} {self._unit}")
+
+
 @contextmanager
 def progress_bar(title: str, unit: str) -> Iterator[Advance]:
     """A bar on stderr; in a pipe or file one line when it is done."""
-    amount = DownloadColumn() if unit == "bytes" else TextColumn(f"{{task.completed}}/{{task.total}} {unit}")
+    amount = DownloadColumn() if unit == "bytes" else _CountColumn(unit)
     columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(title, total=None)

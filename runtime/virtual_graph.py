@@ -72,6 +72,11 @@ class VirtualGraph:
     def num_nodes(self) -> int:
         return len(self._nodes)
 
+    @property
+    def num_operations(self) -> int:
+        """Operations of the queue that one replay is: nodes in a row are one."""
+        return len(self._segments)
+
     def launch(self, stream: VirtualStream) -> None:
         """Queue one replay on `stream`.
 

@@ -57,6 +57,11 @@ class OperationQueue:
     def __len__(self) -> int:
         return len(self._pending)
 
+    @property
+    def num_enqueued(self) -> int:
+        """Operations since the queue was made, those that have run included."""
+        return self._serial
+
     def enqueue(self, operation: Operation) -> None:
         self._refuse_after_failure()
         self._serial += 1

@@ -30,6 +30,7 @@ def opened(steps_in_flight: int, **axes: Any) -> ToyEngine:
 
 def generate(toy: ToyEngine) -> list[tuple[int, ...]]:
     outputs = [output.token_ids for output in toy.engine.generate(PROMPTS, PARAMS)]
+    toy.engine.drain()
     toy.engine.close()
     return outputs
 
@@ -74,7 +75,7 @@ def test_a_steady_step_synchronises_no_stream_and_waits_for_one_event() -> None:
 
 def test_the_next_step_is_launched_before_the_last_is_collected() -> None:
     toy = opened(2)
-    recording = RecordingRunner(toy.runner)
+    recording = RecordingRunner(toy.runner, toy.device)
     toy.engine.runner = recording
     toy.engine.submit(PROMPTS[0], PARAMS)
     for number in range(1, 5):
@@ -87,7 +88,7 @@ def test_the_next_step_is_launched_before_the_last_is_collected() -> None:
 @pytest.mark.parametrize("ahead", [1, 2])
 def test_the_first_decode_step_carries_drafts(ahead: int) -> None:
     toy = opened(ahead)
-    recording = RecordingRunner(toy.runner)
+    recording = RecordingRunner(toy.runner, toy.device)
     toy.engine.runner = recording
     toy.engine.generate(PROMPTS, PARAMS)
     first = next(step for step in recording.steps if not any(row.is_prefilling for row in step.plan.rows))

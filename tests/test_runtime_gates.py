@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -145,7 +146,26 @@ def test_routing_by_shape_is_red() -> None:
 
 def test_a_wait_in_the_step_is_red() -> None:
     report = report_of("G1", SPECULATIVE, toy_runners.DrainingRunner)
-    assert red(report) == {"no synchronisation"}
+    assert red(report) == {"no synchronisation", "overlap"}
+
+
+def test_the_overlap_is_exact_under_the_lazy_schedule_and_not_judged_under_others() -> None:
+    """The product runs nothing behind the outcome that it collects, and everything in front of it."""
+    for ahead, mode, policy in itertools.product((1, 2, 3), ("graph", "eager"), ("discrete", "integrated")):
+        run = run_case(replace(SPECULATIVE, steps_in_flight=ahead, mode=mode, policy=policy), EXECUTOR)
+        assert [step.queued for step in run.steps] == [step.needless for step in run.steps]
+        assert all(0 < step.num_proposing < step.num_operations for step in run.steps)
+        assert max(step.behind for step in run.steps) == ahead - 1
+    for schedule in ("eager", "random"):
+        assert "overlap" not in {axis.name for axis in report_of("G1", replace(SPECULATIVE, schedule=schedule)).axes}
+
+
+def test_a_graph_of_another_size_is_red() -> None:
+    class LargestProposal(Runner):
+        def _propose_key(self, step, rows):  # type: ignore[no-untyped-def]
+            return super()._propose_key(step, self.buckets.sizes[-1])
+
+    assert red(report_of("G1", replace(SPECULATIVE, batch=4, event="none"), LargestProposal)) == {"graph size"}
 
 
 def test_an_error_of_the_engine_is_a_finding() -> None:
@@ -218,9 +238,10 @@ def test_the_text_of_a_case_reproduces_it() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("k=2", "case: k=2: must be one of 0, 1, 3, 5, 7"),
-        ("size=2", "case: size=2: must be one of axes are speculator"),
-        ("seed=x", "case: seed=x: must be one of"),
+        ("k=2", "case: k = 2: must be one of 0, 1, 3, 5, 7"),
+        ("size=2", "case: size=2: must be name=value; names are speculator"),
+        ("seed=-1", "case: seed = -1: must be a whole number, 0 or above"),
+        ("seed=x", "case: seed = x: must be a whole number"),
         ("speculator=none k=3", "case: speculator = none with k = 3"),
     ],
 )
@@ -319,8 +340,16 @@ def test_the_command_ends_with_1_when_a_gate_is_open(monkeypatch: pytest.MonkeyP
     assert "NOT MEASURED" in result.stdout
 
 
+def test_the_command_runs_a_gate_once_and_says_why_nothing_was_measured() -> None:
+    result = CliRunner().invoke(app, ["gates", "G2", "g2", "--case", "speculator=none k=0"])
+    assert result.exit_code == 1
+    assert result.stdout.count("NOT MEASURED") == 2  # the gate, and its one axis
+    assert "no case has drafts (k = 0)" in result.stdout
+    assert "None" not in result.output
+
+
 def test_the_command_refuses_what_it_does_not_know() -> None:
-    for arguments, message in ((["G7"], "gate = G7: must be one of G1, G2"), (["--case", "k=2"], "case: k=2")):
+    for arguments, message in ((["G7"], "gate = G7: must be one of G1, G2"), (["--case", "k=2"], "case: k = 2")):
         result = CliRunner().invoke(app, ["gates", *arguments])
         assert result.exit_code == 2
         assert message in result.output

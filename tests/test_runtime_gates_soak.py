@@ -1,4 +1,4 @@
-"""A long life of one engine: random arrivals, cancels, preemptions, stops. `make soak` runs the long one."""
+"""A long life of one engine: random arrivals, cancels, preemptions, stops. `make slow` runs the long one."""
 
 from __future__ import annotations
 

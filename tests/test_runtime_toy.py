@@ -88,6 +88,10 @@ def test_sequential_decode_ends() -> None:
     assert sequential_decode([4, 4], late, 64, True) == (text[: expected + 1], "stop")
     string = SamplingParams(max_tokens=30, stop=(text_of(text[3:5]),))
     assert sequential_decode([4, 4], string, 64, True) == (text[:5], "stop")
+    eos = SamplingParams(max_tokens=9)
+    end = text.index(text[5]) + 1
+    assert sequential_decode([4, 4], eos, 64, True, (text[5],)) == (text[:end], "stop")
+    assert sequential_decode([4, 4], SamplingParams(max_tokens=9, ignore_eos=True), 64, True, (text[5],)) == (text[:9], "length")
 
 
 def test_scripted_drafts_by_position() -> None:

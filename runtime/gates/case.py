@@ -15,6 +15,8 @@ from runtime.sampling import SamplingParams
 BLOCK_SIZE = 4
 SCRIPT_LENGTH = 61
 STEP_LIMIT = 4000
+MODEL_EOS = (5, 11, 23)
+"""The toy model's ends of text, in the cases that have some; its texts hold one every ten tokens or so."""
 
 AXES: dict[str, tuple[Any, ...]] = {
     "speculator": ("none", "ngram", "scripted"),
@@ -22,7 +24,7 @@ AXES: dict[str, tuple[Any, ...]] = {
     "batch": (1, 3, 4, 8),
     "prompt": ("1", "k", "k+1", "chunk+k+1", "max_len-k-1", "max_len-1", "mixed"),
     "accept": ("none", "all", "alternating", "random", "ragged"),
-    "stop": ("none", "max_tokens", "eos", "string"),
+    "stop": ("none", "max_tokens", "eos", "string", "min_tokens", "model_eos"),
     "event": ("none", "reuse", "preempt", "skip", "cancel"),
     "steps_in_flight": (1, 2, 3),
     "mode": ("graph", "eager"),
@@ -74,13 +76,16 @@ class Case:
         for part in text.split():
             name, _, value = part.partition("=")
             known = {str(known): known for known in AXES.get(name, ())}
-            if name == "seed" and value.isdecimal():
+            if name == "seed":
+                if not value.isdecimal():
+                    raise ConfigError(f"case: seed = {value}: must be a whole number, 0 or above; what a case draws comes from it")
                 values[name] = int(value)
             elif value in known:
                 values[name] = known[value]
+            elif known:
+                raise ConfigError(f"case: {name} = {value}: must be one of {', '.join(known)}")
             else:
-                allowed = ", ".join(known) if known else f"axes are {', '.join(AXES)} and seed"
-                raise ConfigError(f"case: {part}: must be one of {allowed}")
+                raise ConfigError(f"case: {part}: must be name=value; names are {', '.join(AXES)} and seed")
         case = cls(**values)
         if not case.is_possible:
             raise ConfigError(f"case: speculator = {case.speculator} with k = {case.k}: none has k = 0, the others have k > 0")
@@ -125,6 +130,7 @@ class Case:
             speculator=self.speculator,  # type: ignore[arg-type]
             script=self.script(),
             memory=self.memory,
+            eos_token_ids=MODEL_EOS if self.stop == "model_eos" else (),
             tape_steps=tape_steps,
         )
 
@@ -166,13 +172,22 @@ class Case:
         return min(max(1, length), longest - 1)
 
     def _params(self, prompt: tuple[int, ...], index: int) -> SamplingParams:
-        """Limits that fall inside a verified block: behind the first token and one whole block, in the middle of the next."""
+        """Limits that fall inside a verified block: behind the first token and one whole block, in the middle of the next.
+
+        min_tokens: the request would have ended twice before it may, the second time one token too early.
+        model_eos: two requests of three end there, one of them not before it has some tokens; the third ignores it.
+        """
         inside = 2 + self.k + 1 + (self.k + index) // 2
         if self.stop == "max_tokens":
             return SamplingParams(max_tokens=inside)
         output = continuation(prompt, len(prompt) + inside + 2, self.memory)[len(prompt) :]
         if self.stop == "eos":
             return SamplingParams(max_tokens=400, stop_token_ids=(output[inside - 1],))
+        if self.stop == "min_tokens":
+            early = (output[0], output[inside - 2], output[inside - 1])
+            return SamplingParams(max_tokens=400, min_tokens=inside, stop_token_ids=early)
+        if self.stop == "model_eos":
+            return SamplingParams(max_tokens=400, min_tokens=inside if index % 3 == 1 else 0, ignore_eos=index % 3 == 2)
         if self.stop == "string":
             return SamplingParams(max_tokens=400, stop=(text_of(output[inside - 1 : inside + 1]),))
         return SamplingParams(max_tokens=400)

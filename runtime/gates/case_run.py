@@ -59,13 +59,13 @@ def run_case(case: Case, executor: Executor, *, tapes: bool = False, runner_type
         RuntimeError: the engine makes no progress.
     """
     toy = open_toy(case.options(tape_steps=TAPE_STEPS if tapes else 0), executor, runner_type)
-    recording = RecordingRunner(toy.runner)
+    recording = RecordingRunner(toy.runner, toy.device)
     toy.engine.runner = recording
     try:
         requests = case.requests()
         generations = [toy.engine.submit(plan.prompt, plan.params, index=index) for index, plan in enumerate(requests)]
         streamed: list[list[int]] = [[] for _ in requests]
-        _play(toy, requests, generations, streamed)
+        _play(toy, recording, requests, generations, streamed)
         return CaseRun(
             case=case,
             options=toy.options,
@@ -92,13 +92,21 @@ def drafter_of(case: Case) -> Drafter:
 
 
 def model_of(run: CaseRun) -> DeviceModel:
-    return DeviceModel(run.options.k, run.options.effective_max_model_len, run.options.memory, drafter_of(run.case))
+    options = run.options
+    return DeviceModel(
+        options.k, options.effective_max_model_len, options.memory, drafter_of(run.case), options.eos_token_ids
+    )
 
 
 def _play(
-    toy: ToyEngine, requests: list[RequestPlan], generations: list[Generation], streamed: list[list[int]]
+    toy: ToyEngine,
+    recording: RecordingRunner,
+    requests: list[RequestPlan],
+    generations: list[Generation],
+    streamed: list[list[int]],
 ) -> None:
     for number in range(STEP_LIMIT):
+        recording.turn = number
         for plan, generation in zip(requests, generations, strict=True):
             if plan.cancel_at == number:
                 toy.engine.cancel(generation.request.request_id)

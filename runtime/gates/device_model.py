@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from runtime.gates.toy import continuation
+from runtime.gates.toy import continuation, ends_of
 from runtime.plan import NOT_FINISHED, STOPPED_BY_LENGTH, STOPPED_BY_TOKEN, Admission, ScheduledRow, StepPlan
 
 Drafter = Callable[[Sequence[int], int], list[int]]
@@ -47,10 +47,13 @@ class DeviceModel:
         max_model_len: positions of a slot.
         memory: of the toy target.
         drafter: Python meaning of the speculator.
+        eos_token_ids: the model's ends of text.
     """
 
-    def __init__(self, k: int, max_model_len: int, memory: bool, drafter: Drafter) -> None:
-        self.k, self.max_model_len, self.memory = k, max_model_len, memory
+    def __init__(
+        self, k: int, max_model_len: int, memory: bool, drafter: Drafter, eos_token_ids: tuple[int, ...] = ()
+    ) -> None:
+        self.k, self.max_model_len, self.memory, self.eos_token_ids = k, max_model_len, memory, eos_token_ids
         self._drafter = drafter
         self._slots: dict[int, _Slot] = {}
 
@@ -96,13 +99,14 @@ class DeviceModel:
     def _emit(self, slot: _Slot, drafts: Sequence[int]) -> list[int]:
         """The accepted drafts and one more, cut at a stop token or at the limit."""
         admission = slot.admission
+        ends = ends_of(admission.params, self.eos_token_ids)
         tokens: list[int] = []
         for draft in [*drafts, -1]:
             token = slot.stream[slot.total_len]
             tokens.append(token)
             slot.total_len += 1
             armed = slot.total_len >= admission.prompt_len + admission.params.min_tokens
-            if armed and token in admission.params.stop_token_ids:
+            if armed and token in ends:
                 slot.finished = STOPPED_BY_TOKEN
             elif slot.total_len >= admission.max_total_len:
                 slot.finished = STOPPED_BY_LENGTH

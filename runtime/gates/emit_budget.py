@@ -79,7 +79,7 @@ def measure_emission(case: Case, executor: Executor, runner_type: type[Runner] =
         script=case.script(),
     )
     toy = open_toy(options, executor, runner_type)
-    recording = RecordingRunner(toy.runner)
+    recording = RecordingRunner(toy.runner, toy.device)
     toy.engine.runner = recording
     try:
         for length in PROMPT_LENS:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from graphs.key import Family, GraphKey
 from kernels.toy import NO_DRAFT
 from runtime.gates.case_run import CaseRun, model_of
 from runtime.gates.device_model import ExpectedRow
+from runtime.gates.recording import RecordedStep
 from runtime.gates.toy import sequential_decode
 from runtime.gates.verdict import Ledger
 
@@ -16,7 +19,10 @@ AXES = (
     "first decode drafts",
     "graph family",
     "one proposal a step",
+    "graph size",
     "no synchronisation",
+    "steps in flight",
+    "overlap",
     "the arms differ",
     "races",
     "nothing leaks",
@@ -42,6 +48,7 @@ def check_g1(run: CaseRun, ledger: Ledger) -> None:
     """Check one case; adds what its rows went through to `run.coverage`."""
     _check_tokens(run, ledger)
     _check_steps(run, ledger)
+    _check_turns(run, ledger)
     _check_arm(run, ledger)
     ledger.check("races", not run.races, run.case, f"{len(run.races)} races, the first: {next(iter(run.races), '')}")
     ledger.check("nothing leaks", not run.leaks, run.case, f"still held at the end: {run.leaks}")
@@ -49,11 +56,12 @@ def check_g1(run: CaseRun, ledger: Ledger) -> None:
 
 def _check_tokens(run: CaseRun, ledger: Ledger) -> None:
     """Every request as the sequential oracle has it; a cancelled one as far as it got."""
+    longest, memory, eos = run.options.effective_max_model_len, run.options.memory, run.options.eos_token_ids
     for plan, generation, streamed in zip(run.requests, run.generations, run.streamed, strict=True):
         output = generation.output
         assert output is not None
         got, name = list(output.token_ids), generation.request.request_id
-        expected, reason = sequential_decode(plan.prompt, plan.params, run.options.effective_max_model_len, run.options.memory)
+        expected, reason = sequential_decode(plan.prompt, plan.params, longest, memory, eos)
         if output.finish_reason == "cancelled":
             expected, reason = expected[: len(got)], "cancelled"
         same = (got, output.finish_reason) == (expected, reason) and streamed == got
@@ -71,6 +79,7 @@ def _check_steps(run: CaseRun, ledger: Ledger) -> None:
         expected = model.run(plan)
         _check_route(run, ledger, plan.step, step.launched, len(plan.rows), prefilling)
         _check_waits(run, ledger, plan.step, step.launch_counters, step.collect_counters)
+        _check_overlap(run, ledger, step)
         assert result is not None
         run.coverage["rows that skipped a step"] += len(waiting) if run.case.event == "skip" else 0
         for index, (row, wanted) in enumerate(zip(plan.rows, expected, strict=True)):
@@ -105,6 +114,22 @@ def _check_route(
     wanted = 1 if run.case.k else 0
     text = f"step {step} launched {proposals} propose graphs; {wanted} is right"
     ledger.check("one proposal a step", proposals == wanted, run.case, text)
+    _check_sizes(run, ledger, step, launched, num_rows, prefilling)
+
+
+def _check_sizes(
+    run: CaseRun, ledger: Ledger, step: int, launched: dict[GraphKey, int], num_rows: int, prefilling: bool
+) -> None:
+    """Rows that each graph was captured for: never below the rows of the step, and no larger than it need be.
+
+    Buckets are powers of two and the number of slots. A mixed graph has the rows of all slots; the propose graph behind it has
+    those of the step, the ones that still prefill included.
+    """
+    bucket = min(1 << (num_rows - 1).bit_length(), run.case.batch)
+    for key in launched:
+        wanted = run.case.batch if prefilling and key.family is not Family.PROPOSE else bucket
+        text = f"step {step} of {num_rows} rows launched {key}; {wanted} rows are right"
+        ledger.check("graph size", key.num_requests == wanted, run.case, text)
 
 
 def _check_waits(run: CaseRun, ledger: Ledger, step: int, launch: object, collect: object) -> None:
@@ -113,6 +138,36 @@ def _check_waits(run: CaseRun, ledger: Ledger, step: int, launch: object, collec
     waits = [tuple(getattr(counters, name) for name in names) for counters in (launch, collect)]
     text = f"step {step}: waits (streams, device, transfers, events) = {waits[0]} at launch, {waits[1]} at collection"
     ledger.check("no synchronisation", waits == [(0, 0, 0, 0), (0, 0, 0, 1)], run.case, text)
+
+
+def _check_overlap(run: CaseRun, ledger: Ledger, step: RecordedStep) -> None:
+    """Collecting a step runs nothing that is queued behind its outcome: neither its own propose graph nor any later step.
+
+    Exact under the lazy schedule alone, which runs what a wait needs and no more: whoever waits for too much makes the queue too
+    short. The other schedules run work early of their own accord.
+    """
+    if run.case.schedule == "lazy":
+        text = (
+            f"step {step.plan.step}: after its collection {step.queued} operations were queued; {step.needless} stand behind its "
+            f"outcome ({step.num_proposing} propose, the rest belong to {step.behind} later steps) and must not have run"
+        )
+        ledger.check("overlap", step.queued >= step.needless, run.case, text)
+
+
+def _check_turns(run: CaseRun, ledger: Ledger) -> None:
+    """As long as there is something to launch, each collection leaves steps_in_flight - 1 steps behind it; one a turn."""
+    launching = {step.launched_in for step in run.steps}
+    collections = Counter(step.collected_in for step in run.steps)
+    ahead = run.case.steps_in_flight - 1
+    for step in run.steps:
+        steady = step.collected_in in launching
+        holds = collections[step.collected_in] == 1 and (step.behind == ahead or not steady)
+        wanted = f"{ahead} are right" if steady else "nothing was left to launch"
+        text = (
+            f"step {step.plan.step}: after its collection {step.behind} steps were in flight; {wanted}; "
+            f"{collections[step.collected_in]} collections in one turn of the loop"
+        )
+        ledger.check("steps in flight", holds, run.case, text)
 
 
 def _check_arm(run: CaseRun, ledger: Ledger) -> None:

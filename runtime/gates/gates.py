@@ -55,7 +55,9 @@ def run_gate(
         raise ConfigError(f"gate = {gate}: must be one of {', '.join(GATES)}")
     chosen = list(cases) if cases is not None else list(full()) if everything else default_cases(gate)
     if gate == "G2":
-        chosen = [case for case in chosen if case.k]  # without drafts there is nothing to compare
+        chosen = [case for case in chosen if case.k]
+        if not chosen:
+            return _nothing_to_compare()
     emissions = emission_cases() if gate == "G1" and cases is None else []
     began = time.perf_counter()
     ledger, coverage, paths = Ledger(), Counter[str](), Counter[str]()
@@ -80,6 +82,12 @@ def run_gate(
     figures["seconds"] = round(time.perf_counter() - began, 1)
     module = g1 if gate == "G1" else g2
     return GateReport(gate, module.TITLE, axes, tuple(ledger.findings), figures)
+
+
+def _nothing_to_compare() -> GateReport:
+    reason = "no case has drafts (k = 0), and G2 compares drafts: name one with k > 0, or run G1"
+    figures = {"cases": 0, "seconds": 0.0}
+    return GateReport("G2", g2.TITLE, (Axis("cases with drafts", None, 1.0, reason),), (), figures)
 
 
 def _checked(gate: str, case: Case, executor: Executor, ledger: Ledger, runner_type: type[Runner]) -> CaseRun | None:

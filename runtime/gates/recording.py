@@ -6,41 +6,57 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from graphs.key import GraphKey
+from graphs.key import Family, GraphKey
 from runtime.device_counters import DeviceCounters
 from runtime.path_counters import PathCounters
 from runtime.plan import StepPlan, StepResult
 from runtime.runner import Runner, StepOutcome
+from runtime.virtual_device import VirtualDevice
+from runtime.virtual_graph import VirtualGraph
 
 
-@dataclass
+@dataclass(eq=False)
 class RecordedStep:
     """One step.
 
     launched: graphs that it launched, with counts.
     launch_counters, collect_counters: what the device was asked for meanwhile.
+    launched_in, collected_in: calls of Engine.step, counted from 0.
+    num_operations: that the launch put into the device's queue.
+    num_proposing: of those, the ones of its propose graphs, which are queued behind its outcome.
+    behind: steps that were launched and not collected, right after its own collection.
+    queued: operations that had not run then. needless: of those behind its outcome, how many there must be at least.
     result: once it was collected.
     """
 
     plan: StepPlan
     launched: Counter[GraphKey]
     launch_counters: DeviceCounters
+    launched_in: int
+    num_operations: int
+    num_proposing: int
     collect_counters: DeviceCounters = field(default_factory=DeviceCounters)
+    collected_in: int = -1
+    behind: int = -1
+    queued: int = -1
+    needless: int = -1
     result: StepResult | None = None
 
 
 class RecordedOutcome:
     """An outcome whose collection is noted."""
 
-    def __init__(self, outcome: StepOutcome, step: RecordedStep, counters: DeviceCounters) -> None:
+    def __init__(self, outcome: StepOutcome, step: RecordedStep, recorder: RecordingRunner) -> None:
         self.plan = outcome.plan
-        self._outcome, self._step, self._counters = outcome, step, counters
+        self._outcome, self._step, self._recorder = outcome, step, recorder
 
     def collect(self) -> StepResult:
-        before = self._counters.copy()
-        self._step.result = self._outcome.collect()
-        self._step.collect_counters = self._counters.since(before)
-        return self._step.result
+        step, counters = self._step, self._recorder.device.counters
+        before = counters.copy()
+        step.result = self._outcome.collect()
+        step.collect_counters = counters.since(before)
+        self._recorder.note_collection(step)
+        return step.result
 
 
 class RecordingRunner:
@@ -48,23 +64,44 @@ class RecordingRunner:
 
     Attributes:
         steps: in launch order.
+        turn: the present call of Engine.step; whoever calls it counts.
     """
 
-    def __init__(self, runner: Runner) -> None:
-        self.runner = runner
+    def __init__(self, runner: Runner, device: VirtualDevice) -> None:
+        self.runner, self.device = runner, device
         self.steps: list[RecordedStep] = []
+        self.turn = 0
+        self._in_flight: list[RecordedStep] = []
 
     @property
     def paths(self) -> PathCounters:
         return self.runner.paths
 
     def launch(self, plan: StepPlan) -> RecordedOutcome:
-        launches, counters = self.runner.library.launches.copy(), self.runner.device.counters
+        launches, counters, enqueued = self.runner.library.launches.copy(), self.device.counters, self.device.queue.num_enqueued
         before = counters.copy()
         outcome = self.runner.launch(plan)
-        step = RecordedStep(plan, self.runner.library.launches - launches, counters.since(before))
+        launched = self.runner.library.launches - launches
+        proposing = sum(
+            count * self._num_operations(key) for key, count in launched.items() if key.family is Family.PROPOSE
+        )
+        num_operations = self.device.queue.num_enqueued - enqueued
+        step = RecordedStep(plan, launched, counters.since(before), self.turn, num_operations, proposing)
         self.steps.append(step)
-        return RecordedOutcome(outcome, step, counters)
+        self._in_flight.append(step)
+        return RecordedOutcome(outcome, step, self)
+
+    def note_collection(self, step: RecordedStep) -> None:
+        """`step` has just been collected: what is in flight, and what of it the device has not run."""
+        self._in_flight.remove(step)
+        step.collected_in, step.behind = self.turn, len(self._in_flight)
+        step.queued = len(self.device.queue)
+        step.needless = step.num_proposing + sum(later.num_operations for later in self._in_flight)
+
+    def _num_operations(self, key: GraphKey) -> int:
+        """Of the device's queue, for one launch of the graph of `key`."""
+        graph = self.runner.library.graphs[key]
+        return graph.executable.num_operations if isinstance(graph.executable, VirtualGraph) else graph.num_nodes
 
     def info(self) -> dict[str, Any]:
         return self.runner.info()

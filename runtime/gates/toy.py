@@ -57,16 +57,21 @@ def continuation(prompt: Sequence[int], length: int, memory: bool) -> list[int]:
     return prefix.tokens
 
 
+def ends_of(params: SamplingParams, eos_token_ids: Sequence[int]) -> set[int]:
+    """Token ids that end a request: its own, and the model's unless it ignores them."""
+    return {*params.stop_token_ids} if params.ignore_eos else {*params.stop_token_ids, *eos_token_ids}
+
+
 def sequential_decode(
-    prompt: Sequence[int], params: SamplingParams, max_model_len: int, memory: bool
+    prompt: Sequence[int], params: SamplingParams, max_model_len: int, memory: bool, eos_token_ids: Sequence[int] = ()
 ) -> tuple[list[int], FinishReason]:
     """The oracle of a request: one token at a time, no speculation, no batch, no cache. -> tokens, why it ended."""
-    prefix = Prefix(prompt, memory)
+    prefix, ends = Prefix(prompt, memory), ends_of(params, eos_token_ids)
     while True:
         prefix.append(prefix.next())
         output = prefix.tokens[len(prompt) :]
         armed = len(output) >= params.min_tokens
-        if armed and (output[-1] in params.stop_token_ids or any(stop in text_of(output) for stop in params.stop)):
+        if armed and (output[-1] in ends or any(stop in text_of(output) for stop in params.stop)):
             return output, "stop"
         if len(output) == params.max_tokens or len(prefix.tokens) == max_model_len:
             return output, "length"

@@ -38,6 +38,7 @@ class ToyOptions:
 
     script: verdicts of kernels.toy by slot and position (modulo its length); for the scripted speculator only.
     memory: whether the target looks at the tokens in the cache.
+    eos_token_ids: the model's ends of text.
     tape_steps: steps that the tapes hold; 0 records nothing.
     """
 
@@ -57,6 +58,7 @@ class ToyOptions:
     speculator: Speculator = "scripted"
     script: tuple[tuple[int, ...], ...] = ()
     memory: bool = True
+    eos_token_ids: tuple[int, ...] = ()
     tape_steps: int = 0
 
     @property
@@ -91,7 +93,7 @@ def open_toy(options: ToyOptions, executor: Executor, runner_type: type[Runner] 
         max_model_len=options.effective_max_model_len,
         max_num_batched_tokens=options.max_num_batched_tokens,
         block_size=options.block_size,
-        num_stop_ids=MAX_STOP_TOKEN_IDS,
+        num_stop_ids=MAX_STOP_TOKEN_IDS + len(options.eos_token_ids),
     )
     cache = device.array("toy_cache", (options.num_blocks * options.block_size,), np.int32)
     row_argmax = device.array("row_argmax", (sizes.num_logits,), np.int32)
@@ -103,6 +105,7 @@ def open_toy(options: ToyOptions, executor: Executor, runner_type: type[Runner] 
         steps_in_flight=options.steps_in_flight,
         graph_mode=options.graph_mode,
         buckets=options.buckets,
+        eos_token_ids=options.eos_token_ids,
         poison=options.poison,
     )
     policy = resolve_policy(options.policy, device)
