@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants import inputs, mirrors, planning, rings, slots, stepping, verify
+from tests.mutants import inputs, mirrors, overlap, planning, rings, slots, stepping, verify
 from tests.mutants.mutation import Mutation
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -10,6 +10,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *inputs.MUTATIONS,
     *verify.MUTATIONS,
     *stepping.MUTATIONS,
+    *overlap.MUTATIONS,
     *rings.MUTATIONS,
     *mirrors.MUTATIONS,
     *planning.MUTATIONS,

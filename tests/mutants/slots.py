@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutation import Mutation, mutation
+from tests.mutants.mutation import Edit, Mutation, gated, mutation
 
 _SLOTS, _NGRAM = "kernels/slots.py", "kernels/ngram.py"
 _STEP_TESTS = "tests/test_kernels_step.py::test_"
@@ -115,5 +115,37 @@ MUTATIONS = (
         "num_draft[slot] = k",
         test=_NGRAM_LAUNCHES,
         text="nothing but a report reads the count",
+    ),
+    gated(
+        "min-tokens-ignored-by-advance",
+        "B28",
+        Edit("kernels/advance.py", "if total + kept >= min_total_len[slot]:", "if total + kept >= i32(0):"),
+        gate="G1",
+        axis="token identity",
+        text="it does show in text, but only in that of requests that ask for min_tokens",
+    ),
+    gated(
+        "min-tokens-not-told-to-the-device",
+        "B28",
+        Edit("runtime/runner.py", "min_total_len = admission.prompt_len + admission.params.min_tokens", "min_total_len = 0"),
+        gate="G1",
+        axis="token identity",
+        text="it does show in text, but only in that of requests that ask for min_tokens",
+    ),
+    gated(
+        "end-of-text-of-the-model-forgotten",
+        "B28",
+        Edit("runtime/runner.py", "*(() if params.ignore_eos else self.options.eos_token_ids)", "*()"),
+        gate="G1",
+        axis="token identity",
+        text="it does show in text, but only of a model that says where its texts end",
+    ),
+    gated(
+        "end-of-text-not-ignored-on-request",
+        "B28",
+        Edit("runtime/runner.py", "*(() if params.ignore_eos else self.options.eos_token_ids)", "*self.options.eos_token_ids"),
+        gate="G1",
+        axis="token identity",
+        text="it does show in text, but only in that of requests that ask for ignore_eos",
     ),
 )

@@ -119,6 +119,19 @@ MUTATIONS = (
         axis="graph family",
         text="rows beyond the captured size read and write what lies behind",
     ),
+    gated(
+        "propose-graph-for-the-decode-rows-only",
+        "B14",
+        Edit(
+            _RUNNER,
+            "self._propose_key(key, self._bucket(len(plan.rows)))",
+            "self._propose_key(key, self._bucket(max(1, sum(not row.is_prefilling for row in plan.rows))))",
+        ),
+        gate="G1",
+        axis="graph size",
+        silent=True,
+        text="these drafters read the live count; one that is bounded by its capture would skip the rows that end their prefill",
+    ),
     mutation(
         "draft-pool-one-row-short",
         "9a-6",

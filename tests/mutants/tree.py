@@ -26,6 +26,8 @@ GATE_CASES = (
     "k=3 batch=4 prompt=k+1 accept=all stop=string mode=eager steps_in_flight=1 seed=3",
     "speculator=ngram k=7 batch=4 prompt=mixed event=reuse stop=eos policy=integrated schedule=random seed=6",
     "speculator=none k=0 batch=4 prompt=mixed event=preempt stop=max_tokens seed=7",
+    "k=3 batch=4 prompt=mixed accept=random event=reuse stop=model_eos steps_in_flight=3 seed=9",
+    "k=3 batch=4 prompt=k+1 accept=all event=reuse stop=min_tokens seed=10",
 )
 """Cases of the gates that a mutation is played through: few, because each mutation plays them all."""
 
