@@ -8,19 +8,15 @@ kernel whose device functions (kernels/lang.py) have changed.
 
 from __future__ import annotations
 
-import hashlib
-import os
-import platform
 from collections import namedtuple
-from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
 import numba
 import numpy as np
 from numba import njit
-from numba.core import config as numba_config
 
+from graphs.compile_cache import cache_at, writable_cache_dir
 from graphs.executor import Bound, KernelArgument
 from graphs.launch import Grid
 from kernels import lang
@@ -94,17 +90,6 @@ def _stand_in() -> ModuleType:
     return cuda
 
 
-def kernel_cache_dir() -> Path:
-    """Where compiled kernels are kept: one folder for each set of sources, Numba version and processor."""
-    digest = hashlib.sha256(f"{numba.__version__} {np.__version__} {platform.machine()}".encode())
-    for source in [*sorted(Path(lang.__file__).parent.glob("*.py")), Path(__file__)]:
-        digest.update(source.read_bytes())
-    base = os.environ.get("DRAFTGRAPH_CACHE") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "draftgraph"
-    )
-    return Path(base) / "kernels" / digest.hexdigest()[:16]
-
-
 class CpuExecutor:
     """Compiles each kernel once for each signature and calls it as <<<1, 1>>>.
 
@@ -142,8 +127,9 @@ class CpuExecutor:
             twin = FunctionType(source.__code__, namespace, source.__name__, source.__defaults__, source.__closure__)
             # The cache's index is named after module and qualified name: both must be the source's own.
             twin.__module__, twin.__qualname__ = source.__module__, source.__qualname__
-            with _cache_at(kernel_cache_dir() if self._cache else None):
-                known = njit(twin, cache=self._cache, error_model="numpy", fastmath=_FASTMATH, nogil=True)
+            folder = writable_cache_dir() if self._cache else None
+            with cache_at(folder):
+                known = njit(twin, cache=folder is not None, error_model="numpy", fastmath=_FASTMATH, nogil=True)
             self._compiled[source] = known
         return known
 
@@ -151,18 +137,3 @@ class CpuExecutor:
 def _as_bits(arg: KernelArgument) -> KernelArgument:
     """numba.njit knows no float16: kernels get its bits as int16 (kernels/lang_storage.py)."""
     return arg.view(np.int16) if isinstance(arg, np.ndarray) and arg.dtype == np.float16 else arg
-
-
-class _cache_at:  # noqa: N801 - reads as a statement
-    """Numba takes the folder of its cache from a global at decoration time: set it for that long only."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
-
-    def __enter__(self) -> None:
-        self._before = numba_config.CACHE_DIR
-        if self._folder is not None:
-            numba_config.CACHE_DIR = str(self._folder)
-
-    def __exit__(self, *exc: object) -> None:
-        numba_config.CACHE_DIR = self._before

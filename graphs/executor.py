@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from graphs import cpu_matmul
 from graphs.launch import Grid
 from kernels.lang import Kernel
 
@@ -47,20 +48,21 @@ def bind_matmul(
     weight: npt.NDArray[Any],
     rows: npt.NDArray[np.int32],
 ) -> Bound:
-    """A call that computes out[:rows[0]] = x[:rows[0]] @ weight.T with BLAS. Pad rows cost nothing and stay as they are.
+    """A call that computes out[:rows[0]] = x[:rows[0]] @ weight.T (graphs/cpu_matmul.py). Pads cost nothing and stay as they are.
 
     16-bit types are widened and sums are float32, as a GPU does it; the weights at each call, since they may not have been written.
     """
     capacity = x.shape[0]
     wide = out.dtype == x.dtype == weight.dtype == np.float32
-    transposed = weight.T
+    if wide:
+        cpu_matmul.prepare(out, x, weight)
 
     def call() -> None:
         live = int(rows[0])
         if not 0 <= live <= capacity:
             raise ValueError(f"matmul: rows = {live} outside 0..{capacity}, the rows of its input")
         if live and wide:
-            np.matmul(x[:live], transposed, out=out[:live])
+            cpu_matmul.multiply(out[:live], x[:live], weight)
         elif live:
             out[:live] = narrowed(np.matmul(widened(x[:live]), widened(weight).T), out.dtype)
 

@@ -77,7 +77,8 @@ def argmax(out, logits, vocab_size, num_rows):
 @kernel(writes=("best_value", "best_column"))
 def stripe_argmax(best_value, best_column, logits, vocab_size, num_rows):
     """best_value[s, j], best_column[s, j] = the largest of logits[j] in stripe s and its lowest column; best_of_stripes in
-    kernels/head.py takes the best of them. NaN and columns from vocab_size on are never best; a stripe without a candidate says -inf.
+    kernels/head.py takes the best of them. NaN and columns from vocab_size on are never best; a stripe without a candidate says
+    -inf.
 
     Args:
         best_value: float32 [S, J].

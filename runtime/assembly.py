@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from graphs.cpu_matmul import use_threads
 from graphs.transformer import DecoderTarget
 from runtime.chat import ChatTemplate
 from runtime.checkpoint.checkpoint import Checkpoint, open_checkpoint
@@ -14,6 +15,7 @@ from runtime.checkpoint.source import resolve_source
 from runtime.checkpoint.weights import STORAGE, WeightDtype, destinations
 from runtime.config import ConfigSource, RunConfig, load_config
 from runtime.console import ProgressBars, silent_bar
+from runtime.cpu_threads import resolve_threads
 from runtime.device import Device, open_device, resolve_kind
 from runtime.engine import Engine
 from runtime.errors import ConfigError, DeviceError
@@ -51,6 +53,12 @@ def assemble(
     kind, reason = resolve_kind(config.device)
     logger.info("device: %s (%s)", kind, reason)
     arm = resolve_arm(config.runner)
+    threads = None
+    if kind != "cuda":
+        count, why = resolve_threads(config.runner.cpu_threads)
+        use_threads(count)
+        threads = f"{count} ({why})"
+        logger.info("threads: %s", threads)
     dtype = weight_dtype(config, kind)
     speculator = Speculator(config.speculator, spec, dtype)
     device = on_device or open_device(kind, poison=config.mirror.poison)
@@ -106,6 +114,8 @@ def assemble(
         num_speculative_tokens=sizes.num_speculative_tokens,
     )
     description = _describe(config, spec, sizes, blocks, f"{kind}: {device.description} ({reason})", dtype, arm, speculator)
+    if threads is not None:
+        description["runner"]["cpu_threads"] = threads
     return Engine(
         runner,
         Scheduler(limits, blocks),

@@ -181,6 +181,9 @@ def gates(
 
 def main() -> None:
     """Entry point of the `draftgraph` command."""
+    # A stream that the caller closed is None here: what would be written there goes nowhere.
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for as long as the process lives
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     try:
         app()
     except KeyboardInterrupt:
@@ -266,6 +269,11 @@ def _exits() -> Iterator[None]:
         # The reader went away, as `| head` does. What is still buffered must not fail again when Python exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(CLOSED_PIPE) from error
+    except OSError as error:
+        # A full disk under stdout, a device that went away. Python flushes once more at exit, which must not fail again.
+        typer.echo(f"error: cannot write the output: {error.strerror or error}", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(USER_ERROR) from error
 
 
 if __name__ == "__main__":

@@ -96,6 +96,7 @@ class RunnerConfig(Section):
 
     async_: bool = Field(default=True, alias="async")
     steps_in_flight: int = Field(default=2, ge=2, le=8)
+    cpu_threads: AutoCount = "auto"
 
 
 class GraphsConfig(Section):

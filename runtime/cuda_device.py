@@ -19,7 +19,7 @@ import numpy.typing as npt
 from cupy.cuda import runtime
 
 from graphs.capture import DriverError
-from graphs.cpu_executor import kernel_cache_dir
+from graphs.compile_cache import kernel_cache_dir
 from graphs.launch import Array
 from kernels.lang import Kernel
 from runtime.cuda_capture import CudaCapture

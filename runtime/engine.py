@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
+from runtime.errors import SamplingError
 from runtime.generation import Generation
 from runtime.path_counters import PathCounters
 from runtime.plan import StepPlan, StepResult, TokenUpdate
@@ -145,10 +146,10 @@ class Engine:
         return self._queue(index, prompt, token_ids, params or self._default_params)
 
     def _queue(self, index: int, prompt: Prompt, token_ids: Sequence[int], params: SamplingParams) -> Generation:
-        request = Request(next(self._request_ids), token_ids, params, arrival_time=self._clock())
-        self.scheduler.add(request)
+        request = Request(next(self._request_ids), token_ids, _checked(params), arrival_time=self._clock())
         speculates = self.scheduler.limits.num_speculative_tokens > 0
         generation = Generation(index, prompt, request, self.tokenizer, speculates)
+        self.scheduler.add(request)
         self._generations[request.request_id] = generation
         return generation
 
@@ -260,6 +261,14 @@ class Engine:
 def _params_of_each(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
     if isinstance(params, SamplingParams):
         return [params] * count
+    if not isinstance(params, Sequence) or isinstance(params, str | bytes):
+        raise SamplingError(f"params = {params!r}: must be SamplingParams, or a list of them, one for each prompt")
     if len(params) != count:
-        raise ValueError(f"params has {len(params)} entries for {count} prompts: give one for all, or one for each")
-    return list(params)
+        raise SamplingError(f"params has {len(params)} entries for {count} prompts: give one for all, or one for each")
+    return [_checked(each) for each in params]
+
+
+def _checked(params: object) -> SamplingParams:
+    if not isinstance(params, SamplingParams):
+        raise SamplingError(f"params = {params!r}: must be SamplingParams, e.g. SamplingParams(max_tokens=32)")
+    return params

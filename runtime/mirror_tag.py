@@ -143,7 +143,7 @@ class Tag:
             )
 
     def check_device_write(self, writer: object) -> None:
-        """Raises TwoWritersError: `writer` would lose what the host has written since the last upload, or is no writer of it at all."""
+        """Raises TwoWritersError: `writer` would lose what the host has written since the last upload, or is no writer of it."""
         if self.host_version > self.device_version and self.carried != self.host_version:
             remedy = "upload(stream) first"
             if self.truth is Truth.HOST_EXACT:

@@ -353,6 +353,8 @@ class Runner:
                 self.table.close()
         finally:
             self.device.close()
+            # Whoever still holds the closed engine does not hold the weights with it.
+            del self._target, self._proposer, self._state, self._step, self.buffers
 
 
 def _padded(starts: Sequence[int], length: int) -> npt.NDArray[np.int32]:

@@ -128,7 +128,7 @@ def test_all_mistakes_come_at_once() -> None:
         ("graphs.buckets=[1, 0]", "graphs.buckets = [1, 0]: must be auto or a list of integers >= 1"),
         ("graphs.buckets=[]", "graphs.buckets = []: must be auto or a list of integers >= 1"),
         ("runner.async=1", "runner.async = 1: must be a valid boolean"),
-        ("runner=5", "runner = 5: must be a section with keys (async, steps_in_flight)"),
+        ("runner=5", "runner = 5: must be a section with keys (async, steps_in_flight, cpu_threads)"),
         ("model.source=''", "model.source = '': "),
         ("model.source=null", "model.source = null: must be a valid string"),
         ("speculator.num_speculative_tokens=-1", "must be greater than or equal to 0"),

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from runtime.engine import Engine
-from runtime.errors import CapacityError, PromptError
+from runtime.errors import CapacityError, PromptError, SamplingError
 from runtime.report import RequestOutput
 from runtime.runner import Runner
 from runtime.sampling import SamplingParams
@@ -179,7 +179,7 @@ def test_several_parameters_in_one_batch(reference: Reference, open_: Callable[.
     arrivals = [Arrival(prompt, each) for prompt, each in zip(PROMPTS, params, strict=True)]
     with open_() as engine:
         check_outputs(reference, engine, arrivals, drive(engine, arrivals))
-        with pytest.raises(ValueError, match="params has 2 entries for 4 prompts"):
+        with pytest.raises(SamplingError, match="params has 2 entries for 4 prompts"):
             engine.generate(PROMPTS, params[:2])
 
 

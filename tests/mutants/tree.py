@@ -121,7 +121,7 @@ class Tree:
         imported = re.compile(rf"from kernels\.({'|'.join(stems)}) import")
         if len(unmutated) != 1 or any(imported.search(path.read_text()) for path in (self.path / "kernels").glob("*.py")):
             return
-        code = "import graphs.cpu_executor as executor; print(executor.kernel_cache_dir())"
+        code = "from graphs.compile_cache import kernel_cache_dir; print(kernel_cache_dir())"
         environment = {**os.environ, "DRAFTGRAPH_CACHE": str(self._cache), "NUMBA_ENABLE_CUDASIM": "1"}
         asked = subprocess.run(
             [sys.executable, "-c", code], cwd=self.path, env=environment, capture_output=True, text=True, check=False

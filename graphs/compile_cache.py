@@ -1,0 +1,63 @@
+"""Where code that Numba compiled for a CPU is kept between processes.
+
+The folder is named after the digest of every source that is compiled: Numba's own cache looks at one file only, and would keep a
+kernel whose device functions (kernels/lang.py) have changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import numba
+import numpy as np
+from numba.core import config as numba_config
+
+from kernels import lang
+
+logger = logging.getLogger(__name__)
+
+
+def kernel_cache_dir() -> Path:
+    """Where compiled kernels are kept: one folder for each set of sources, Numba version and processor."""
+    digest = hashlib.sha256(f"{numba.__version__} {np.__version__} {platform.machine()}".encode())
+    for source in [*sorted(Path(lang.__file__).parent.glob("*.py")), *sorted(Path(__file__).parent.glob("cpu_*.py"))]:
+        digest.update(source.read_bytes())
+    base = os.environ.get("DRAFTGRAPH_CACHE") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "draftgraph"
+    )
+    return Path(base) / "kernels" / digest.hexdigest()[:16]
+
+
+@cache
+def writable_cache_dir() -> Path | None:
+    """`kernel_cache_dir()`, or None, with a warning, where it cannot be written: Numba would then cache beside the sources, under
+    names that do not change with the device functions that a kernel calls."""
+    folder = kernel_cache_dir()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        logger.warning("kernel cache %s cannot be written (%s): kernels are compiled anew by every process", folder, error.strerror)
+        return None
+
+
+class cache_at:  # noqa: N801 - reads as a statement
+    """Numba takes the folder of its cache from a global at decoration time: set it for that long only."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> None:
+        self._before = numba_config.CACHE_DIR
+        if self._folder is not None:
+            numba_config.CACHE_DIR = str(self._folder)
+
+    def __exit__(self, *exc: object) -> None:
+        numba_config.CACHE_DIR = self._before
