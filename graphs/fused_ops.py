@@ -14,6 +14,7 @@ import numpy as np
 from graphs.arrays import DecoderShape, LayerArrays
 from graphs.launch import Array
 from graphs.ops import AttentionOps, ForwardPass
+from graphs.plain_ops import Stripes, norm_threads, record_argmax
 from kernels.attend import MAX_HEAD_DIM
 from kernels.bias import add_bias
 from kernels.head import best_of_stripes, gather_norm, project_argmax
@@ -98,11 +99,13 @@ class FusedOps:
         attention_ops: how attention is computed.
         batch_invariant: steps are laid out alike whatever their rows: the norm is never taken into the product for some and done
             before it for others.
+        stripes: the head is the library's product, with this scratch for the argmax behind it; None: our own.
     """
 
     scratch: FusedScratch
     attention_ops: AttentionOps
     batch_invariant: bool = False
+    stripes: Stripes | None = None
 
     def embed(self, run: ForwardPass, norm: Array) -> None:
         tokens = run.num_tokens
@@ -147,8 +150,13 @@ class FusedOps:
         launch, scratch, live, shape = run.launch, run.scratch, run.step.inputs.num_logits, run.model.shape
         rows, logits = scratch.logit_rows[:num_logits], scratch.logits[:num_logits]
         indices, eps = run.step.logits_indices[:num_logits], shape.rms_norm_eps
+        threads = norm_threads(rows.shape[1])
+        launch.launch(gather_norm, num_logits, threads, rows, scratch.residual, run.model.final_norm, indices, eps, live)
+        if self.stripes is not None:
+            launch.matmul(logits, rows, run.model.head, live)
+            record_argmax(run, num_logits, self.stripes)
+            return
         best_value, best_column = self.scratch.best_value, self.scratch.best_column
-        launch.launch(gather_norm, num_logits, THREADS, rows, scratch.residual, run.model.final_norm, indices, eps, live)
         split = Split.of(*run.model.head.shape, most=8)
         stripes, threads = best_value.shape[0], 32 * split.multiplying
         arguments = (logits, best_value, best_column, rows, run.model.head, shape.vocab_size, split.warps, live)
@@ -171,6 +179,6 @@ class FusedOps:
         large = not self.batch_invariant and 4 * tokens * run.residual.shape[1] > _NORM_IN_PRODUCT_BYTES
         if weight.dtype == np.float16 or (weight.dtype == np.uint16 and large):
             normed, eps = run.scratch.normed[:tokens], run.model.shape.rms_norm_eps
-            run.launch.launch(rms_norm, tokens, THREADS, normed, run.residual, gain, eps, run.live)
+            run.launch.launch(rms_norm, tokens, norm_threads(normed.shape[1]), normed, run.residual, gain, eps, run.live)
             return normed
         return run.residual

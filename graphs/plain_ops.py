@@ -36,6 +36,19 @@ class Stripes:
     best_column: Array  # int32 [S, J]
 
 
+def record_argmax(run: ForwardPass, num_logits: int, stripes: Stripes | None) -> None:
+    """scratch.logits -> scratch.row_argmax. stripes None: one block a row."""
+    launch, live = run.launch, run.step.inputs.num_logits
+    logits, out = run.scratch.logits[:num_logits], run.scratch.row_argmax[:num_logits]
+    vocab_size = run.model.shape.vocab_size
+    if stripes is None:
+        launch.launch(argmax, num_logits, THREADS, out, logits, vocab_size, live)
+        return
+    value, column = stripes.best_value, stripes.best_column
+    launch.launch(stripe_argmax, (num_logits, value.shape[0]), THREADS, value, column, logits, vocab_size, live)
+    launch.launch(best_of_stripes, num_logits, THREADS, out, value, column, live)
+
+
 @dataclass(frozen=True)
 class PagedAttention:
     """Each query head of each row on its own: simple, right for any head size, slow on a GPU beyond a few hundred keys."""
@@ -98,7 +111,7 @@ class PlainOps:
 
     def attention_output(self, run: ForwardPass, layer: LayerArrays, norm: Array) -> None:
         run.launch.matmul(run.scratch.projected[: run.num_tokens], run.scratch.attention[: run.num_tokens], layer.out, run.live)
-        self._add_and_norm(run, norm)
+        self.add_and_norm(run, norm)
 
     def feed_forward(self, run: ForwardPass, layer: LayerArrays, norm: Array) -> None:
         launch, tokens, scratch = run.launch, run.num_tokens, run.scratch
@@ -107,7 +120,7 @@ class PlainOps:
         blocks = -(-activated.shape[1] // THREADS)
         launch.launch(swiglu, (tokens, blocks), THREADS, activated, gate_up, run.live)
         launch.matmul(scratch.projected[:tokens], activated, layer.down, run.live)
-        self._add_and_norm(run, norm)
+        self.add_and_norm(run, norm)
 
     def logits(self, run: ForwardPass, num_logits: int) -> None:
         launch, scratch, live = run.launch, run.scratch, run.step.inputs.num_logits
@@ -115,15 +128,10 @@ class PlainOps:
         indices = run.step.logits_indices[:num_logits]
         launch.launch(gather_rows, num_logits, THREADS, rows, scratch.normed, indices, live)
         launch.matmul(logits, rows, run.model.head, live)
-        vocab_size, out = run.model.shape.vocab_size, scratch.row_argmax[:num_logits]
-        if self.stripes is None:
-            launch.launch(argmax, num_logits, THREADS, out, logits, vocab_size, live)
-            return
-        value, column = self.stripes.best_value, self.stripes.best_column
-        launch.launch(stripe_argmax, (num_logits, value.shape[0]), THREADS, value, column, logits, vocab_size, live)
-        launch.launch(best_of_stripes, num_logits, THREADS, out, value, column, live)
+        record_argmax(run, num_logits, self.stripes)
 
-    def _add_and_norm(self, run: ForwardPass, norm: Array) -> None:
+    def add_and_norm(self, run: ForwardPass, norm: Array) -> None:
+        """residual += scratch.projected; its norm, with gain `norm`, -> scratch.normed."""
         tokens, eps = run.num_tokens, run.model.shape.rms_norm_eps
         normed, projected = run.scratch.normed[:tokens], run.scratch.projected[:tokens]
         run.launch.launch(add_rms_norm, tokens, norm_threads(normed.shape[1]), normed, run.residual, projected, norm, eps, run.live)

@@ -17,6 +17,25 @@ THREADS = 32 * WARPS
 _BLOCKS = 512
 """Blocks of the split kernel that are worth launching; more chunks than that take turns."""
 
+_FEW_TILES = 40
+"""Tiles of a step whose blocks, a chunk each, are taken to be on the GPU at once with twice the warps."""
+
+
+def pair_tiles(rows: int, num_heads: int, num_kv_heads: int) -> int:
+    """Tiles of the pairs that so many rows of one request make with the heads of a kv head."""
+    return -(-rows * (num_heads // num_kv_heads) // PAIRS)
+
+
+def split_warps(tokens: int, requests: int, num_heads: int, num_kv_heads: int) -> int:
+    """Warps of a block of the split kernel; from `WARPS` on their number changes no bit.
+
+    A warp goes over the pairs of a tile one after the other, in softmax and combination: on an H200 about 4 us each. So tiles that
+    may be full get more warps, as long as the blocks of a usual context are on the GPU at once, two on a multiprocessor.
+    """
+    tiles = num_kv_heads * max(requests, pair_tiles(tokens, num_heads, num_kv_heads))
+    full = tokens * (num_heads // num_kv_heads) > WARPS
+    return 2 * WARPS if full and tiles <= _FEW_TILES else WARPS
+
 
 @dataclass(frozen=True)
 class SplitScratch:
@@ -28,7 +47,7 @@ class SplitScratch:
     query: Array  # [T, nh hd], of the cache's type
     totals: Array  # float32 [C, S, nh, hd]
     stats: Array  # float32 [C, S, nh, 2]
-    arrivals: Array  # int32 [N, nkv]
+    arrivals: Array  # int32 [N, nkv, tiles of S rows]
 
 
 @dataclass(frozen=True)
@@ -59,13 +78,13 @@ class SplitAttention:
         scale = float(shape.head_dim) ** -0.5
         chunks, split_rows = scratch.totals.shape[:2]
         if tokens <= split_rows:
-            pieces = min(chunks, max(4, _BLOCKS // (kv_heads * requests)))
+            pieces = min(chunks * pair_tiles(tokens, heads, kv_heads), max(4, _BLOCKS // (kv_heads * requests)))
             partial = (scratch.totals, scratch.stats, scratch.arrivals)
             blocks = (pieces, kv_heads, requests)
+            threads = 32 * split_warps(tokens, requests, heads, kv_heads)
             launch.launch(
-                attend, blocks, THREADS, attention, *partial, query, *caches, *where, scale, inputs.num_requests
+                attend, blocks, threads, attention, *partial, query, *caches, *where, scale, inputs.num_requests
             )
         else:
-            tiles = -(-tokens * (heads // kv_heads) // PAIRS)
-            blocks = (tiles, kv_heads, requests)
+            blocks = (pair_tiles(tokens, heads, kv_heads), kv_heads, requests)
             launch.launch(attend_rows, blocks, THREADS, attention, query, *caches, *where, scale, inputs.num_requests)

@@ -2,8 +2,8 @@
 
 Flash-decoding (Dao, Haziza, Massa and Sizov, 2023) over paged keys: each chunk of keys is one piece of work, and whichever block
 of a request comes last combines them. Chunks begin at fixed positions, so what a row yields depends on its own
-position alone, not on the batch, nor on how many rows its request brings. All query rows of a request and all query heads of a kv
-head go over a chunk together: keys and values are read from memory once.
+position alone, not on the batch, nor on how many rows its request brings. Sixteen pairs of a query row of a request and a query
+head of a kv head go over a chunk together: a tile, which has blocks of its own, so that the tiles of a verify step run at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from kernels.attend_tile import PAIRS, RING, SLAB, attend_scores, attend_values,
 from kernels.exponential import exp
 from kernels.lang import NEG_INF, cuda, device_function, f32, i32, kernel
 from kernels.lang_storage import narrow
-from kernels.lang_warp import lane, warp_max, warp_size, warp_sum
+from kernels.lang_warp import lane, warp_broadcast, warp_max, warp_size, warp_sum
 from kernels.project import ceil_div, divide
 
 CHUNK_KEYS = 64
@@ -23,6 +23,7 @@ MAX_HEAD_DIM = 128
 
 _UNITS = 4  # warps that sum values; their sums [_UNITS, PAIRS, SLAB] take the place of the keys, once these were used
 _SCORES = PAIRS * CHUNK_KEYS
+_REGISTERS = 128  # six blocks of four warps on a multiprocessor have no more shared memory, and four of them this many registers
 _RUNNING = PAIRS * MAX_HEAD_DIM
 
 
@@ -61,7 +62,7 @@ def chunk_total(sums, parts, slabs, p, d):
     return total
 
 
-@kernel(writes=("out", "totals", "stats", "arrivals"))
+@kernel(writes=("out", "totals", "stats", "arrivals"), max_registers=_REGISTERS)
 def attend(
     out,
     totals,
@@ -84,7 +85,7 @@ def attend(
         out: [T, nh * hd], any storage type.
         totals: float32 [C, T, nh, hd], C = chunks of the longest request: sums of a chunk; scratch.
         stats: float32 [C, T, nh, 2]: maximum and normalizer of a chunk; scratch.
-        arrivals: int32 [R, nkv], all 0 before the launch, and again behind it.
+        arrivals: int32 [R, nkv, tiles of the largest request], all 0 before the launch, and again behind it.
         query: [T, nh * hd], rotated queries.
         k_cache, v_cache: [blocks, block_size, nkv, hd], the step's own keys included (kernels/rotate.py); hd <= MAX_HEAD_DIM.
         block_tables: int32 [N, B]; an entry below 0 is read as block 0 (its row is thrown away).
@@ -95,9 +96,9 @@ def attend(
         scale: float32.
         num_requests: int32 [1], live requests.
 
-    Launch: grid (pieces, kv heads, requests), any of them, four warps; pieces are the chunks that run at once. A block without a
-    chunk does nothing. Block-wide barriers are reached by all its threads: loops depend on blockIdx and device state alone. The
-    last block of a (request, kv head) to arrive adds its chunks up in order. Safe under capture. Oracle: oracle_fused.attend.
+    Launch: grid (pieces, kv heads, requests), any of them, four warps; pieces are the chunks of tiles that run at once. A block
+    without one does nothing. Block-wide barriers are reached by all its threads: loops depend on blockIdx and device state alone.
+    The last block of a tile to arrive adds its chunks up in order. Safe under capture. Oracle: oracle_fused.attend.
     """
     scores = cuda.shared.array(_SCORES, f32)
     sums = cuda.shared.array(RING, f32)
@@ -113,20 +114,25 @@ def attend(
     share_keys = ceil_div(i32(CHUNK_KEYS // 16), parts) * i32(16)  # of a whole chunk: how many keys it holds must not matter
     request = i32(cuda.blockIdx.z)
     while request < num_requests[0]:
-        token = query_start_loc[request]
+        token, slot = query_start_loc[request], idx_mapping[request]
         rows = query_start_loc[request + 1] - token
-        chunks = i32(0)
+        tiles = ceil_div(rows * group, i32(PAIRS))
+        most = i32(0)
         if rows > 0:
-            chunks = ceil_div(positions[token + rows - 1] + i32(1), i32(CHUNK_KEYS))
+            most = ceil_div(positions[token + rows - 1] + i32(1), i32(CHUNK_KEYS))
         kv_head = i32(cuda.blockIdx.y)
         while kv_head < num_kv_heads:
-            chunk = i32(cuda.blockIdx.x)
-            while chunk < chunks:
+            piece = i32(cuda.blockIdx.x)
+            while piece < most * tiles:
+                chunk = divide(piece, tiles)
+                tile = piece - chunk * tiles
+                first_pair = i32(tile * i32(PAIRS))
+                pairs = min(rows * group - first_pair, i32(PAIRS))
+                seen = positions[token + divide(first_pair + pairs - i32(1), group)] + i32(1)
+                chunks = ceil_div(seen, i32(CHUNK_KEYS))
                 start = i32(chunk * i32(CHUNK_KEYS))
-                keys = min(positions[token + rows - 1] + i32(1) - start, i32(CHUNK_KEYS))
-                slot = idx_mapping[request]
-                for first_pair in range(0, rows * group, PAIRS):
-                    pairs = min(rows * group - i32(first_pair), i32(PAIRS))
+                if chunk < chunks:
+                    keys = min(seen - start, i32(CHUNK_KEYS))
                     fetch_keys(sums, k_cache, block_tables, slot, kv_head, start, keys, warp, warps)
                     fetch_values(
                         value_ring, v_cache, block_tables, slot, kv_head, start, share_keys, keys, slabs, parts, warp, warps
@@ -142,7 +148,7 @@ def attend(
                         kv_head,
                         token,
                         group,
-                        i32(first_pair),
+                        first_pair,
                         pairs,
                         start,
                         keys,
@@ -157,7 +163,7 @@ def attend(
                         positions,
                         token,
                         group,
-                        i32(first_pair),
+                        first_pair,
                         pairs,
                         start,
                         keys,
@@ -193,8 +199,8 @@ def attend(
                         p = divide(item, head_dim)
                         d = item - p * head_dim
                         total = chunk_total(sums, parts, slabs, p, d)
-                        row = divide(i32(first_pair) + p, group)
-                        head = kv_head * group + i32(first_pair) + p - row * group
+                        row = divide(first_pair + p, group)
+                        head = kv_head * group + first_pair + p - row * group
                         if chunks == 1:
                             out[token + row, head * head_dim + d] = narrow(total * (f32(1.0) / normalizer[p]), out)
                         else:
@@ -204,62 +210,96 @@ def attend(
                                 stats[chunk, token + row, head, 1] = normalizer[p]
                         item += i32(cuda.blockDim.x)
                     cuda.syncthreads()
-                if chunks > 1:
-                    cuda.threadfence()
-                    cuda.syncthreads()
-                    if cuda.threadIdx.x == 0:
-                        arrived[0] = cuda.atomic.add(arrivals, (request, kv_head), 1)
-                    cuda.syncthreads()
-                    if arrived[0] == chunks - 1:
+                    if chunks > 1:
                         cuda.threadfence()
-                        combine_chunks(out, totals, stats, positions, token, rows, kv_head * group, group, head_dim, warp, warps)
+                        cuda.syncthreads()
                         if cuda.threadIdx.x == 0:
-                            arrivals[request, kv_head] = 0
-                    cuda.syncthreads()
-                chunk += i32(cuda.gridDim.x)
+                            arrived[0] = cuda.atomic.add(arrivals, (request, kv_head, tile), 1)
+                        cuda.syncthreads()
+                        if arrived[0] == chunks - 1:
+                            cuda.threadfence()
+                            p = i32(warp)
+                            while p < pairs:
+                                row = divide(first_pair + p, group)
+                                head = kv_head * group + first_pair + p - row * group
+                                combine_chunks(out, totals, stats, positions, token + row, head, head_dim)
+                                p += warps
+                            if cuda.threadIdx.x == 0:
+                                arrivals[request, kv_head, tile] = 0
+                        cuda.syncthreads()
+                piece += i32(cuda.gridDim.x)
             kv_head += i32(cuda.gridDim.y)
         request += i32(cuda.gridDim.z)
 
 
 @device_function
-def combine_chunks(out, totals, stats, positions, token, rows, first_head, group, head_dim, warp, warps):
-    """out = the softmax over the chunks that each row sees, for the heads of one kv head: rescaled to the largest, in order.
+def clamp_chunk(j, ahead, count):
+    """j + ahead, or the last of `count`: what is read there is weighed with 0."""
+    return min(j + ahead, count - i32(1))
 
-    A warp a pair, a lane four dims, so that loads of several chunks are under way. A row that sees one chunk alone gets the bits
-    that the short way gives it: keep is 1 there, and the quotient is a product with the reciprocal in both places, because a
-    compiler may choose either for a division.
+
+@device_function
+def chunk_weight(keep, place, j, ahead):
+    """What lane `place` keeps of its chunk, 0 where it stands for one beyond the last. Called by a whole warp."""
+    weight = warp_broadcast(keep, place)
+    if place < j + ahead:
+        return f32(0.0)
+    return weight
+
+
+@device_function
+def combine_chunks(out, totals, stats, positions, row, head, head_dim):
+    """out = the softmax over the chunks that a row sees, for one head: rescaled to the largest, in order. Called by a whole warp.
+
+    A lane weighs a chunk and tells the others; each lane adds up four dims, of four chunks at once, so that sixteen loads are under
+    way. A row that sees one chunk alone gets the bits that the short way gives it: keep is 1 there, and the quotient is a product
+    with the reciprocal in both places, because a compiler may choose either for a division.
     """
-    pair = i32(warp)
-    while pair < rows * group:
-        row = divide(pair, group)
-        head = first_head + pair - row * group
-        chunks = ceil_div(positions[token + row] + i32(1), i32(CHUNK_KEYS))
-        top = NEG_INF
-        for chunk in range(lane(), chunks, warp_size()):
-            top = max(top, stats[chunk, token + row, head, 0])
-        top = warp_max(top)
-        normalizer = f32(0.0)
-        for chunk in range(chunks):
-            normalizer += exp(stats[chunk, token + row, head, 0] - top) * stats[chunk, token + row, head, 1]
+    chunks = ceil_div(positions[row] + i32(1), i32(CHUNK_KEYS))
+    top = NEG_INF
+    for chunk in range(lane(), chunks, warp_size()):
+        top = max(top, stats[chunk, row, head, 0])
+    top = warp_max(top)
+    column, last = head * head_dim, head_dim - i32(1)
+    dim = i32(0)
+    while dim < head_dim:
+        d0, d1 = min(dim + lane(), last), min(dim + lane() + warp_size(), last)
+        d2, d3 = min(dim + lane() + i32(2) * warp_size(), last), min(dim + lane() + i32(3) * warp_size(), last)
+        t0, t1, t2, t3, normalizer = f32(0.0), f32(0.0), f32(0.0), f32(0.0), f32(0.0)
+        base = i32(0)
+        while base < chunks:
+            mine, keep, share = base + lane(), f32(0.0), f32(0.0)
+            if mine < chunks:
+                keep = exp(stats[mine, row, head, 0] - top)
+                share = keep * stats[mine, row, head, 1]
+            normalizer += warp_sum(share)
+            count = min(chunks - base, warp_size())
+            j = i32(0)
+            while j < count:
+                j1, j2, j3 = clamp_chunk(j, i32(1), count), clamp_chunk(j, i32(2), count), clamp_chunk(j, i32(3), count)
+                k0, k1 = warp_broadcast(keep, j), chunk_weight(keep, j1, j, i32(1))
+                k2, k3 = chunk_weight(keep, j2, j, i32(2)), chunk_weight(keep, j3, j, i32(3))
+                c0, c1, c2, c3 = base + j, base + j1, base + j2, base + j3
+                a0, a1 = totals[c0, row, head, d0], totals[c0, row, head, d1]
+                a2, a3 = totals[c0, row, head, d2], totals[c0, row, head, d3]
+                b0, b1 = totals[c1, row, head, d0], totals[c1, row, head, d1]
+                b2, b3 = totals[c1, row, head, d2], totals[c1, row, head, d3]
+                e0, e1 = totals[c2, row, head, d0], totals[c2, row, head, d1]
+                e2, e3 = totals[c2, row, head, d2], totals[c2, row, head, d3]
+                f0, f1 = totals[c3, row, head, d0], totals[c3, row, head, d1]
+                f2, f3 = totals[c3, row, head, d2], totals[c3, row, head, d3]
+                t0 = t0 + k0 * a0 + k1 * b0 + k2 * e0 + k3 * f0
+                t1 = t1 + k0 * a1 + k1 * b1 + k2 * e1 + k3 * f1
+                t2 = t2 + k0 * a2 + k1 * b2 + k2 * e2 + k3 * f2
+                t3 = t3 + k0 * a3 + k1 * b3 + k2 * e3 + k3 * f3
+                j += i32(4)
+            base += warp_size()
         share = f32(1.0) / normalizer
-        d = i32(lane())
-        while d < head_dim:
-            d1, d2 = min(d + warp_size(), head_dim - i32(1)), min(d + i32(2) * warp_size(), head_dim - i32(1))
-            d3 = min(d + i32(3) * warp_size(), head_dim - i32(1))
-            t0, t1, t2, t3 = f32(0.0), f32(0.0), f32(0.0), f32(0.0)
-            for chunk in range(chunks):
-                keep = exp(stats[chunk, token + row, head, 0] - top)
-                t0 += keep * totals[chunk, token + row, head, d]
-                t1 += keep * totals[chunk, token + row, head, d1]
-                t2 += keep * totals[chunk, token + row, head, d2]
-                t3 += keep * totals[chunk, token + row, head, d3]
-            column = head * head_dim
-            out[token + row, column + d] = narrow(t0 * share, out)
-            out[token + row, column + d1] = narrow(t1 * share, out)
-            out[token + row, column + d2] = narrow(t2 * share, out)
-            out[token + row, column + d3] = narrow(t3 * share, out)
-            d += i32(4) * warp_size()
-        pair += warps
+        out[row, column + d0] = narrow(t0 * share, out)
+        out[row, column + d1] = narrow(t1 * share, out)
+        out[row, column + d2] = narrow(t2 * share, out)
+        out[row, column + d3] = narrow(t3 * share, out)
+        dim += i32(4) * warp_size()
 
 
 @kernel(writes=("out",))

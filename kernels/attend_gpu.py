@@ -101,22 +101,27 @@ def _scores(mma: Any) -> Callable[..., Any]:
         near = row + i64(head) * i64(head_dim) + i64(quad * i32(8))
         row, head = query_row(query, token, kv_head * group, group, first_pair + min(place + i32(8), pairs - i32(1)))
         far = row + i64(head) * i64(head_dim) + i64(quad * i32(8))
+        n, f = load16(query, near), load16(query, far)  # under way with the keys; then always one step of 64 dims ahead
+        m, g = load16(query, near + i64(32)), load16(query, far + i64(32))
         wait_first_copies()
         key = i32(warp * i32(8))
         while key < keys:
             at = u32(lane_slots(ring) + u32(u32(key * (head_dim >> i32(5))) * u32(64)))
             sums = no_sums()
-            k = i64(0)
-            while k < i64(head_dim):
+            k = i32(0)
+            while k < head_dim:
+                k = i32(k + i32(64))
+                ahead = i64(0)
+                if k < head_dim:
+                    ahead = i64(k)
                 w, v = read16(at), read16(u32(at + u32(512)))
-                n, f = load16(query, near + k), load16(query, far + k)
-                m, g = load16(query, near + k + i64(32)), load16(query, far + k + i64(32))
                 sums = mma(sums, n[0], f[0], n[1], f[1], w[0], w[1])
                 sums = mma(sums, n[2], f[2], n[3], f[3], w[2], w[3])
+                n, f = load16(query, near + ahead), load16(query, far + ahead)
                 sums = mma(sums, m[0], g[0], m[1], g[1], v[0], v[1])
                 sums = mma(sums, m[2], g[2], m[3], g[3], v[2], v[3])
+                m, g = load16(query, near + ahead + i64(32)), load16(query, far + ahead + i64(32))
                 at = u32(at + u32(1024))
-                k += i64(64)
             to = place * width + key + quad * i32(2)
             scores[to] = sums[0]
             scores[to + i32(1)] = sums[1]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from kernels.lang import MAX_THREADS, NEG_INF, block_max, block_sum, cuda, f32, i32, kernel
+from kernels.block_reduce import block_total
+from kernels.lang import MAX_THREADS, NEG_INF, block_max, cuda, f32, i32, kernel
 from kernels.lang_storage import narrow
 from kernels.lang_warp import warp_size
 from kernels.project import MAX_SLOTS, all_warps, ceil_div, divide, share_of_columns, total_of
@@ -43,7 +44,7 @@ def gather_norm(out, residual, gain, indices, eps, num_rows):
         squares = f32(0.0)
         for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
             squares += residual[source, i] * residual[source, i]
-        scale = f32(1.0) / f32(math.sqrt(block_sum(squares, scratch) / f32(width) + eps))
+        scale = f32(1.0) / f32(math.sqrt(block_total(squares, scratch) / f32(width) + eps))
         for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
             out[row, i] = narrow(residual[source, i] * scale * gain[i], out)
 

@@ -90,3 +90,13 @@ def _gpu_warp_max(value):
 def warp_max(value):
     """Maximum over the warp, returned to every lane; every lane must call it."""
     return value
+
+
+def _gpu_warp_broadcast(value, source):
+    return numba_cuda.shfl_sync(_ALL_LANES, value, source)
+
+
+@primitive(lambda value, source: _gpu_warp_broadcast)
+def warp_broadcast(value, source):
+    """The value that lane `source` (int32, the same in every lane) holds; every lane must call it."""
+    return value

@@ -26,7 +26,8 @@ def rotate_rows(query, k_cache, v_cache, qkv, q_gain, k_gain, table, positions, 
     block_size, num_kv_heads, head_dim = i32(k_cache.shape[1]), i32(k_cache.shape[2]), i32(k_cache.shape[3])
     half = head_dim // i32(2)
     warp, warps = divide(cuda.threadIdx.x, warp_size()), max(divide(cuda.blockDim.x, warp_size()), i32(1))
-    for row in range(cuda.blockIdx.x, num_tokens[0], cuda.gridDim.x):
+    row = i32(cuda.blockIdx.x)
+    while row < num_tokens[0]:
         entry, position = slot_mapping[row], positions[row]
         block = divide(max(entry, i32(0)), block_size)
         offset = entry - block * block_size
@@ -56,6 +57,7 @@ def rotate_rows(query, k_cache, v_cache, qkv, q_gain, k_gain, table, positions, 
                     value = widen(qkv[row, start + i])
                     v_cache[block, offset, head - num_heads - num_kv_heads, i] = narrow(value, v_cache)
             head += i32(cuda.gridDim.y * warps)
+        row += i32(cuda.gridDim.x)
 
 
 @kernel(writes=("query", "k_cache", "v_cache"))

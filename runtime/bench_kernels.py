@@ -13,7 +13,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -132,7 +132,9 @@ class Rig:
         table, _ = build_ops(device, spec, self.sizes, dtype, on_gpu=True, choice="fused")
         assert isinstance(table.few, FusedOps)
         self.fused, self.library = table.few, table.many
-        self.sets: dict[str, Ops] = {"fused": self.fused, "library": self.library}
+        assert isinstance(table.many, PlainOps)
+        self.mixed = replace(self.fused, stripes=table.many.stripes)
+        self.sets: dict[str, Ops] = {"fused": self.fused, "mixed": self.mixed, "library": self.library}
         if self.tokens <= 8:
             self.sets["plain"] = PlainOps(PagedAttention())
 
@@ -152,6 +154,9 @@ class Rig:
             found.append(self._row(name, product, getattr(layers[0], product), times, torch_times))
         times = {which: self._per_layer(partial(ops.attention, self.run)) for which, ops in self.sets.items()}
         found.append(self._row(name, "attention", None, times, torch_times))
+        if isinstance(library, PlainOps):
+            times = {"library": self._per_layer(lambda layer: library.add_and_norm(self.run, norm))}
+            found.append(self._row(name, "add_rms_norm", None, times, torch_times))
         times = {
             which: self._per_layer(partial(_with_norm, ops.feed_forward, self.run, norm))
             for which, ops in (("fused", fused), ("library", library))
@@ -178,15 +183,15 @@ class Rig:
         return Row(name, self.requests, self.query_len, f"{operation} {weight.shape[1]}x{weight.shape[0]}", weight.nbytes, times)
 
     def difference(self) -> tuple[float, float]:
-        """(||fused - library|| / ||library|| of the logits, share of rows with the same arg max), from the same cache."""
+        """(||x - library|| / ||library|| of the logits, share of rows with the same arg max), from the same cache; the worst x."""
         logits, best = [], []
-        for ops in (self.library, self.fused):
+        for ops in (self.library, self.fused, self.mixed):
             self._whole(ops)
             self.stream.synchronize()
             logits.append(self.device.download(self.scratch.logits).astype(np.float64))
             best.append(self.device.download(self.scratch.row_argmax))
-        error = float(np.linalg.norm(logits[1] - logits[0]) / np.linalg.norm(logits[0]))
-        return error, float((best[0] == best[1]).mean())
+        errors = [float(np.linalg.norm(other - logits[0]) / np.linalg.norm(logits[0])) for other in logits[1:]]
+        return max(errors), min(float((best[0] == other).mean()) for other in best[1:])
 
     def time(self, record: Callable[[], None], count: int) -> float:
         """Median microseconds of one of the `count` operations that `record` records."""

@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 
 from graphs.cpu_executor import CpuExecutor
+from graphs.fused_ops import FusedOps
+from graphs.plain_ops import PlainOps
 from runtime import bench_kernels
 from runtime.bench_kernels import MODELS, Rig, Row
+from runtime.models.scratch import AUTO_FUSED_ROWS, build_ops
 from runtime.models.spec import ModelSpec
+from runtime.step_buffers import StepSizes
 from runtime.virtual_device import VirtualDevice
 from tests.storage_cases import stored
 
@@ -58,3 +62,23 @@ def test_models_are_those_of_the_records() -> None:
     spec = MODELS["qwen3-8b"]
     assert (spec.qkv_size, spec.q_size, spec.kv_size) == (6144, 4096, 1024)
     assert (MODELS["smollm2-135m"].qkv_size, MODELS["smollm2-135m"].q_size) == (960, 576)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_auto_is_fused_where_that_was_measured_faster(name: str, dtype: Any) -> None:
+    device = VirtualDevice(CpuExecutor(), poison=True)
+    table, said = build_ops(device, MODELS[name], StepSizes(2, 7, 64, 16, 16, 1), dtype, on_gpu=True)
+    few = isinstance(table.for_rows(1), FusedOps)
+    assert few == (name == "smollm2-135m" and dtype == "bfloat16") == ("fused" in said)
+    assert isinstance(table.for_rows(AUTO_FUSED_ROWS), FusedOps) == few
+    assert isinstance(table.for_rows(AUTO_FUSED_ROWS + 1), PlainOps)
+
+
+def test_the_head_of_the_mixed_set_is_the_librarys() -> None:
+    device = VirtualDevice(CpuExecutor(), poison=True)
+    table, _ = build_ops(device, MODELS["smollm2-135m"], StepSizes(2, 7, 64, 16, 16, 1), "bfloat16", on_gpu=True)
+    assert isinstance(table.few, FusedOps)
+    assert isinstance(table.many, PlainOps)
+    assert table.few.stripes is table.many.stripes is not None
+    assert not table.few.batch_invariant

@@ -13,6 +13,7 @@ from graphs.arrays import DecoderShape
 from graphs.fused_ops import FusedOps, Split, stripes_of, why_not_fused
 from graphs.ops import OpTable
 from graphs.plain_ops import PagedAttention, PlainOps
+from graphs.split_attention import split_warps
 from graphs.transformer import DecoderTarget
 from runtime.engine import Engine
 from runtime.errors import ConfigError
@@ -176,3 +177,11 @@ def test_stripes_share_the_head_evenly() -> None:
 def test_one_set_records_every_step_of_its_table() -> None:
     ops = PlainOps(PagedAttention())
     assert OpTable.of(ops).for_rows(1) is OpTable.of(ops).for_rows(4096) is ops
+
+
+@pytest.mark.parametrize(
+    ("tokens", "requests", "num_heads", "num_kv_heads", "expected"),
+    [(1, 1, 9, 3, 4), (8, 1, 9, 3, 8), (8, 1, 32, 8, 8), (8, 8, 9, 3, 8), (8, 8, 32, 8, 4), (64, 8, 32, 8, 4)],
+)
+def test_warps_of_split_attention(tokens: int, requests: int, num_heads: int, num_kv_heads: int, expected: int) -> None:
+    assert split_warps(tokens, requests, num_heads, num_kv_heads) == expected

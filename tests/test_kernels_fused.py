@@ -10,6 +10,7 @@ import pytest
 from graphs.launch import Grid
 from kernels import oracle_fused as oracle
 from kernels.attend import CHUNK_KEYS, attend, attend_rows
+from kernels.attend_tile import PAIRS
 from kernels.head import best_of_stripes, gather_norm, project_argmax
 from kernels.lang import MAX_THREADS, SIMULATED, Kernel
 from kernels.project import embed_squares, norm_gate_up, norm_project, project_residual
@@ -209,7 +210,7 @@ def attend_case(
         "out": out_of(storage, rows + 1, num_heads * head_dim),
         "totals": np.full((chunks, rows + 1, num_heads, head_dim), np.nan, np.float32),
         "stats": np.full((chunks, rows + 1, num_heads, 2), np.nan, np.float32),
-        "arrivals": np.zeros((3, num_kv_heads), np.int32),
+        "arrivals": np.zeros((3, num_kv_heads, -(-rows * (num_heads // num_kv_heads) // PAIRS)), np.int32),
         "query": stored(poisoned(floats(44, rows + 1, num_heads * head_dim), rows), storage),
         "k_cache": stored(k_cache, storage),
         "v_cache": stored(v_cache, storage),
