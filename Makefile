@@ -21,7 +21,7 @@ run: $(VENV)/.run
 	$(BIN)/draftgraph run $(CONFIG)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
