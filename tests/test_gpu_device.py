@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from kernels.lang import cuda, f32, kernel
+from kernels.lang import MAX_THREADS, cuda, f32, kernel
 from runtime.device import open_device
 from runtime.errors import DeviceError
 from runtime.race_detector import UseAfterFree
@@ -170,7 +170,7 @@ def test_what_is_refused(device: CudaDevice) -> None:
         (lambda: stream.launch(add, 1, 1, c, x, 1.0), "is a constant and cannot be written"),
         (lambda: stream.launch(add, 1, 1, p, x, 1.0), "kernels do not see pinned memory `p`"),
         (lambda: stream.launch(add, 1, 1, x, x), "takes 3 arguments"),
-        (lambda: stream.launch(add, 1, 512, x, x, 1.0), "block = 512"),
+        (lambda: stream.launch(add, 1, MAX_THREADS + 1, x, x, 1.0), f"block = {MAX_THREADS + 1}"),
         (lambda: stream.launch(add, 0, 1, x, x, 1.0), "is empty"),
         (lambda: stream.launch(add, 1, 1, x, x, 2**40), "outside int32"),
         (lambda: stream.launch(add, 1, 1, 3, x, 1.0), "must be an array"),
