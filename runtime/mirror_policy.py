@@ -28,6 +28,10 @@ class MirrorPolicy:
     name: str
     reason: str
 
+    def __post_init__(self) -> None:
+        if self.name not in CHOICES[1:]:
+            raise ConfigError(f"mirror policy = {self.name}: must be one of {', '.join(CHOICES[1:])} (auto: see resolve_policy)")
+
     @property
     def integrated(self) -> bool:
         return self.name == "integrated"

@@ -77,6 +77,8 @@ class MirrorTable:
     def __init__(
         self, device: Device, policy: MirrorPolicy, stream: Stream, *, steps_in_flight: int, poison: bool = False
     ) -> None:
+        if steps_in_flight < 1:
+            raise MirrorError(f"steps_in_flight = {steps_in_flight}: the step being prepared is one; pass at least 1")
         self.device, self.policy, self.stream = device, policy, stream
         self.steps_in_flight, self.poison = steps_in_flight, poison
         self.buffers: dict[str, MirroredBuffer] = {}

@@ -76,6 +76,8 @@ class StagingRing:
         steps_in_flight: int,
         policy: MirrorPolicy,
     ) -> None:
+        if steps_in_flight < 1:
+            raise MirrorError(f"{name}: steps_in_flight = {steps_in_flight}: the step being prepared is one; pass at least 1")
         if depth <= steps_in_flight:
             raise MirrorError(
                 f"{name}: ring depth = {depth} must exceed steps_in_flight = {steps_in_flight}, or a block is written that a "
@@ -190,6 +192,8 @@ class OutcomeRing:
         steps_in_flight: int,
         policy: MirrorPolicy,
     ) -> None:
+        if steps_in_flight < 1:
+            raise MirrorError(f"{name}: steps_in_flight = {steps_in_flight}: the step being prepared is one; pass at least 1")
         if depth < steps_in_flight:
             raise MirrorError(
                 f"{name}: ring depth = {depth} is below steps_in_flight = {steps_in_flight}, a step would overwrite an outcome "

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from runtime.errors import ConfigError
 from runtime.mirror_errors import MirrorError, OutcomeError, StagingBusyError
+from runtime.mirror_policy import MirrorPolicy
 from runtime.staging import OutcomeRing, StagingRing
 from runtime.virtual_device import VirtualDevice
 from tests.mirror_steps import POLICIES, SCHEDULES, open_virtual, policy_of
@@ -209,3 +211,15 @@ def test_freed_rings_leave_nothing(rings: Rings) -> None:
     rings.outcomes.free()
     held = rings.device.allocated_bytes()
     assert (held["pinned"], held["mapped"], held["device"]) == (0, 0, 8)
+
+
+@pytest.mark.parametrize("ring", [StagingRing, OutcomeRing])
+def test_no_step_in_flight_is_no_ring(ring: type[StagingRing] | type[OutcomeRing]) -> None:
+    device = open_virtual()
+    with pytest.raises(MirrorError, match=r"steps_in_flight = 0: .* pass at least 1"):
+        ring(device, "r", (2,), np.int32, depth=1, steps_in_flight=0, policy=MirrorPolicy("discrete", "test"))
+
+
+def test_a_policy_is_one_of_two() -> None:
+    with pytest.raises(ConfigError, match="mirror policy = foo: must be one of discrete, integrated"):
+        MirrorPolicy("foo", "test")
