@@ -94,6 +94,8 @@ def install() -> None:
 
 
 if __name__ == "__main__":
+    # A suite that runs in the background of a shell hands on an ignored SIGINT, and Python then leaves it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # The class of the module that `runtime.cli` will see, not of __main__.
     from runtime.cli import main
     from tests.fake_engine import install as install_fake
