@@ -148,6 +148,9 @@ def bench(
 def gates(
     names: Annotated[list[str] | None, typer.Argument(metavar="[G1 G2]", help="Which gates; default: all of them.")] = None,
     full: Annotated[bool, typer.Option("--full", help="The whole matrix instead of a sample of it: many minutes.")] = False,
+    schedules: Annotated[
+        bool, typer.Option("--schedules", help="Every speculator, k, batch and policy under eager, lazy and 20 random schedules.")
+    ] = False,
     case: Annotated[
         list[str] | None, typer.Option("--case", metavar="CASE", help="One case, as a report writes it; may be repeated.")
     ] = None,
@@ -161,13 +164,16 @@ def gates(
         from graphs.cpu_executor import CpuExecutor
         from runtime.gates.case import Case
         from runtime.gates.gates import GATES, run_gate
+        from runtime.gates.matrix import scheduled
         from runtime.gates.table import render_reports
         from runtime.gates.verdict import Verdict
 
         chosen = list(dict.fromkeys(name.upper() for name in names or GATES))
         if unknown := [name for name in chosen if name not in GATES]:
             raise ConfigError(f"gate = {unknown[0]}: must be one of {', '.join(GATES)}")
-        cases = [Case.parse(text) for text in case] if case else None
+        if sum((full, schedules, bool(case))) > 1:
+            raise ConfigError("gates: --full, --schedules and --case exclude each other; give one of them")
+        cases = [Case.parse(text) for text in case] if case else list(scheduled()) if schedules else None
         bars, executor, reports = silent_bar if quiet else progress_bar, CpuExecutor(), []
         for name in chosen:
             with bars(name, "cases") as advance:

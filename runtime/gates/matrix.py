@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from runtime.gates.case import AXES, Case
@@ -55,6 +56,20 @@ def full() -> Iterator[Case]:
         # Only a scripted speculator follows a script: the other values of the axis would repeat the same case.
         if _possible(chosen) and (chosen["speculator"] == "scripted" or chosen["accept"] == AXES["accept"][0]):
             yield _completed(chosen, random.Random(f"full {number}"), number)
+
+
+def scheduled(num_random: int = 20) -> Iterator[Case]:
+    """Every combination of speculator, k, batch and policy under the eager, the lazy and `num_random` random schedules; the other
+    axes are drawn once for each combination. A random schedule brings its own seed, which draws prompts and limits anew too."""
+    names = ("speculator", "k", "batch", "policy")
+    for number, values in enumerate(itertools.product(*(AXES[name] for name in names))):
+        chosen = dict(zip(names, values, strict=True))
+        if _possible(chosen):
+            case = _completed(chosen, random.Random(f"scheduled {number}"), number)
+            yield replace(case, schedule="eager")
+            yield replace(case, schedule="lazy")
+            for seed in range(num_random):
+                yield replace(case, schedule="random", seed=case.seed + 1000 * seed)
 
 
 def _case_with(pair: Pair, draw: random.Random, seed: int) -> Case:
