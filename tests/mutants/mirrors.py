@@ -18,7 +18,7 @@ MUTATIONS = (
         "        self._check(graph.key, adopted.uses)\n",
         "",
         test=_TABLE_TESTS + "a_graph_that_reads_a_newer_host_copy_is_not_launched",
-        expects=_MISSED,
+        expects=_MISSED + "|TwoWritersError",
         text=_STALE,
     ),
     mutation(
