@@ -19,7 +19,7 @@ CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "oracle" / "sm
 NAMES = [case["name"] for case in CASES]
 # The oracle goes on past the end of the answer.
 SIXTY_FOUR = SamplingParams(max_tokens=64, ignore_eos=True)
-MODES = [(0, True), (3, True), (7, True), (7, False)]
+MODES = [(0, True), (0, False), (3, True), (7, True), (7, False)]
 
 
 def open_smollm2(path: Path, k: int, async_: bool = True) -> Engine:
