@@ -1,9 +1,8 @@
 """The `cpu` executor: the same kernel sources, compiled by numba.njit as a launch of one thread in one block.
 
 Barriers vanish, shared and local arrays become stack arrays, threadIdx = blockIdx = 0 and blockDim = gridDim = 1 become
-constants, so that a strided loop turns into a plain loop that LLVM vectorises. Compiled code is cached on disk between runs, in
-a folder named after the digest of every kernel source: Numba's own cache looks at one file only, and would keep a
-kernel whose device functions (kernels/lang.py) have changed.
+constants, so that a strided loop turns into a plain loop that LLVM vectorises. Compiled code is cached on disk between runs
+(graphs/compile_cache.py).
 """
 
 from __future__ import annotations

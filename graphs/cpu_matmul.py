@@ -20,7 +20,8 @@ from graphs.compile_cache import cache_at, writable_cache_dir
 FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
 
 FEW_ROWS = range(2, 17)
-"""Rows for which the loop beats OpenBLAS (measured on two cores with AVX-512: 1.3 to 3 times, even at about 24)."""
+"""Rows that the loop takes. Measured at 8 rows on one thread with AVX-512, OpenBLAS against a loop like this, in ms: 27 and 14 for
+weights [49152, 576], 1.26 and 0.53 for [3072, 576], 0.60 and 0.22 for [576, 1536]. Where the two cross was not measured."""
 
 Float32s = npt.NDArray[np.float32]
 
