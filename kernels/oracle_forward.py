@@ -145,3 +145,17 @@ def argmax(out: Integers, logits: Floats, vocab_size: int, num_rows: Integers) -
     real = logits[:, :vocab_size]
     ranked = np.where(np.isnan(real), -np.inf, real)
     return _live(out, num_rows, ranked.argmax(axis=1))
+
+
+def mix32(x: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """kernels/mix.mix32 of each element."""
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
+    return x ^ (x >> np.uint32(16))
+
+
+def fill_random(out: npt.NDArray[Any], bound: float, seed: int) -> npt.NDArray[Any]:
+    """float32 values, before they are rounded to the type of `out`."""
+    first = mix32(np.array([seed], np.uint32))
+    bits = mix32(np.arange(len(out), dtype=np.uint32) ^ first)
+    return np.float32(bound) * ((bits >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-23) - np.float32(1))

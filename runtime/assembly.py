@@ -11,8 +11,9 @@ from graphs.cpu_matmul import use_threads
 from graphs.transformer import DecoderTarget
 from runtime.chat import ChatTemplate
 from runtime.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from runtime.checkpoint.random import SCHEME, RandomCheckpoint
 from runtime.checkpoint.source import resolve_source
-from runtime.checkpoint.weights import STORAGE, WeightDtype, destinations
+from runtime.checkpoint.weights import STORAGE, WeightDtype
 from runtime.config import ConfigSource, RunConfig, load_config
 from runtime.console import ProgressBars, silent_bar
 from runtime.cpu_threads import resolve_threads
@@ -45,7 +46,7 @@ def assemble(
     """Build the engine of a configuration. See `Engine.from_config` for arguments and errors."""
     config = load_config(source, **overrides)
     bars = progress or silent_bar
-    checkpoint = open_checkpoint(resolve_source(_model_source(config), bars=bars))
+    checkpoint = _open_checkpoint(_model_source(config), bars)
     spec = checkpoint.spec
     sizes = step_sizes(config, spec)
     tokenizer = Tokenizer.from_source(checkpoint.tokenizer)
@@ -67,7 +68,7 @@ def assemble(
         with bars("loading weights", "bytes") as advance:
             weights = checkpoint.load_weights(advance, dtype)
         # On a CPU the weights are where they stay; a GPU has yet to take them.
-        to_come = sum(values.nbytes for values in destinations(spec, weights).values()) if kind == "cuda" else 0
+        to_come = weights.nbytes if kind == "cuda" else 0
         free = int((device.free_bytes() - to_come) * KV_SHARES[kind])
         block_bytes = kv_cache_bytes(spec, 1, sizes.block_size, STORAGE[dtype].itemsize)
         block_bytes += speculator.cache_bytes(1, sizes.block_size)
@@ -160,6 +161,11 @@ def weight_dtype(config: RunConfig, kind: str) -> WeightDtype:
     if kind in ("cpu", "simulator") and wanted not in ("auto", "float32"):
         raise ConfigError(f"model.dtype = {wanted}: device = {kind} computes in float32; set model.dtype to float32 or auto")
     return "float32" if wanted == "auto" else wanted
+
+
+def _open_checkpoint(source: str, bars: ProgressBars) -> Checkpoint:
+    """Files that are here or are fetched, or nothing but a shape."""
+    return RandomCheckpoint(source) if source.startswith(SCHEME) else open_checkpoint(resolve_source(source, bars=bars))
 
 
 def _model_source(config: RunConfig) -> str:

@@ -100,6 +100,13 @@ class CudaDevice:
                 runtime.memcpy(array.pointer, source.ctypes.data, source.nbytes, runtime.memcpyHostToDevice)
         return array
 
+    def seal(self, array: Array) -> None:
+        """Wait for everything, then make an array of device memory a constant, with all its views: nothing writes it any more."""
+        own = self._transfer("seal", array)
+        if own.allocation.kind != "device":
+            raise DeviceError(f"seal: `{array.name}` is {own.allocation.kind} memory; only device memory becomes a constant")
+        own.allocation.kind = "constant"
+
     def pinned(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> CudaPinnedArray:
         """Page-locked host memory, undefined until something writes it."""
         return self._host_array(CudaPinnedArray, name, "pinned", shape, np.dtype(dtype), runtime.hostAllocPortable)

@@ -99,6 +99,13 @@ class VirtualDevice:
         view.flags.writeable = False
         return VirtualArray(self._register(name, "constant", view), view)
 
+    def seal(self, array: Array) -> None:
+        """Wait for everything, then make an array of device memory a constant, with all its views: nothing writes it any more."""
+        own = self._transfer("seal", array)
+        if own.allocation.kind != "device":
+            raise DeviceError(f"seal: `{array.name}` is {own.allocation.kind} memory; only device memory becomes a constant")
+        own.allocation.kind = "constant"
+
     def pinned(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> PinnedArray:
         """Page-locked host memory, undefined until something writes it."""
         return PinnedArray(*self._allocate(name, "pinned", shape, dtype), self._check_host_access)

@@ -23,6 +23,7 @@ SIGNATURES: dict[str, str] = {
     "gather_rows": "s2 s2 i1 i1",
     "argmax": "i1 s2 i i1",
     "stripe_argmax": "f2 i2 s2 i i1",
+    "fill_random": "s1 f i",
     # fused decode
     "embed_squares": "f2 f2 s2 i1 i1",
     "norm_project": "f2 f2 f1 f2 s2 f i i1",

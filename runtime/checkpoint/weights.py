@@ -47,6 +47,14 @@ class ModelWeights:
     head: WeightArray  # [V, H]
     dtype: WeightDtype  # "bfloat16" is stored as uint16 bits
 
+    @property
+    def nbytes(self) -> int:
+        """Of all weights; a head that is the embedding counts once."""
+        tensors = [self.embed, self.final_norm, *([] if self.head is self.embed else [self.head])]
+        for layer in self.layers:
+            tensors += [tensor for tensor in vars(layer).values() if tensor is not None]
+        return sum(tensor.nbytes for tensor in tensors)
+
 
 def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Shape of every tensor that a checkpoint of this spec must hold, by its Hugging Face name (our neutral name)."""

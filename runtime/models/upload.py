@@ -9,6 +9,7 @@ import numpy as np
 from graphs.arrays import DecoderShape, LayerArrays, ModelArrays
 from graphs.executor import widened
 from graphs.launch import Array
+from runtime.checkpoint.random_tensor import ConstantMemory
 from runtime.checkpoint.weights import STORAGE, ModelWeights
 from runtime.models.rope import rope_table
 from runtime.models.spec import ModelSpec
@@ -40,9 +41,7 @@ def upload_model(
     The cache is one array "kv_cache" [layers, 2, num_blocks, block_size, kv_heads, head_dim]; each layer sees its K and its V.
     """
 
-    def constant(name: str, values: Any) -> Array:
-        array: Array = device.constant(name, values)
-        return array
+    constant = ConstantMemory(device)
 
     def vector(name: str, values: Any) -> Array:
         return constant(name, values if values.dtype == np.float32 else widened(values))

@@ -1,0 +1,154 @@
+"""`model.source: random:NAME`: the shape of a real model with random weights, to time it without its checkpoint.
+
+What such a model says means nothing; how long it takes does. Weights are scaled so that activations stay of order one.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runtime.checkpoint.random_tensor import RandomTensor
+from runtime.checkpoint.storage import check_dtype
+from runtime.checkpoint.tokenizer_source import TokenizerSource
+from runtime.checkpoint.weights import STORAGE, LayerWeights, ModelWeights, Progress, WeightDtype
+from runtime.errors import SourceError
+from runtime.models.rope import RopeSpec
+from runtime.models.spec import MAX_LAYERS, ModelSpec
+from runtime.token_bytes import byte_of_character
+
+SCHEME = "random:"
+LARGEST_SEED = 2**31 - 1
+
+
+def _spec(**sizes: Any) -> ModelSpec:
+    theta = sizes.pop("theta")
+    return ModelSpec(rope=RopeSpec(theta, sizes["head_dim"]), attention_bias=False, **sizes)
+
+
+SHAPES = {
+    "qwen3-8b": _spec(
+        architecture="qwen3",
+        num_layers=36,
+        hidden_size=4096,
+        intermediate_size=12288,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        vocab_size=151936,
+        rms_norm_eps=1e-6,
+        theta=1e6,
+        max_position_embeddings=40960,
+        tied_embeddings=False,
+        qk_norm=True,
+    ),
+    "smollm2-135m": _spec(
+        architecture="llama",
+        num_layers=30,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_heads=9,
+        num_kv_heads=3,
+        head_dim=64,
+        vocab_size=49152,
+        rms_norm_eps=1e-5,
+        theta=1e5,
+        max_position_embeddings=8192,
+        tied_embeddings=True,
+        qk_norm=False,
+    ),
+    "tiny": _spec(
+        architecture="qwen3",
+        num_layers=2,
+        hidden_size=64,
+        intermediate_size=128,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        vocab_size=512,
+        rms_norm_eps=1e-6,
+        theta=1e4,
+        max_position_embeddings=512,
+        tied_embeddings=False,
+        qk_norm=True,
+    ),
+}
+
+
+class RandomCheckpoint:
+    """A checkpoint that holds no file: `random:NAME[?layers=N&seed=S]`."""
+
+    def __init__(self, source: str) -> None:
+        """Raises SourceError for a name or an option that is unknown."""
+        self.path = Path(source)  # of reports; nothing is there
+        match = re.fullmatch(r"random:([\w.-]+)(?:\?(.*))?", source)
+        if match is None or match[1] not in SHAPES:
+            names = ", ".join(SHAPES)
+            raise SourceError(f"model.source = {source}: must be random:NAME or random:NAME?layers=N&seed=S; names are {names}")
+        options = _options(source, match[2])
+        shape = SHAPES[match[1]]
+        self.seed = options.get("seed", 0)
+        self.spec: ModelSpec = replace(shape, num_layers=options.get("layers", shape.num_layers))
+        self.tokenizer: TokenizerSource = byte_tokenizer(self.spec.vocab_size)
+
+    def load_weights(self, progress: Progress | None = None, dtype: WeightDtype = "float32") -> ModelWeights:
+        """Tensors that are made on the device (RandomTensor); norms, which are ones, are arrays. Takes no time and no memory."""
+        check_dtype(dtype)
+        if progress is not None:
+            progress(1, 1)
+        return _random_weights(self.spec, dtype, self.seed)
+
+
+def byte_tokenizer(vocab_size: int) -> TokenizerSource:
+    """Text as its UTF-8 bytes, ids 0..255; the other ids are spelt as their number. Nothing ends a generation."""
+    by_byte = {byte: character for character, byte in byte_of_character().items()}
+    vocabulary = [by_byte[byte] for byte in range(256)] + [f"<{token}>" for token in range(256, vocab_size)]
+    return TokenizerSource("gguf", vocabulary=vocabulary, pre="default")
+
+
+def _options(source: str, text: str | None) -> dict[str, int]:
+    options: dict[str, int] = {}
+    limits = {"layers": (1, MAX_LAYERS), "seed": (0, LARGEST_SEED)}
+    for part in text.split("&") if text is not None else ():
+        name, _, value = part.partition("=")
+        if name not in limits or not value.isdecimal():
+            raise SourceError(f"model.source = {source}: {part!r} must be layers=N or seed=S")
+        low, high = limits[name]
+        if not low <= int(value) <= high:
+            raise SourceError(f"model.source = {source}: {name} = {value}: must be {low}..{high}")
+        options[name] = int(value)
+    return options
+
+
+def _random_weights(spec: ModelSpec, dtype: WeightDtype, seed: int) -> ModelWeights:
+    """Projections keep the size of what they read; those that write the residual stream are smaller by its number of writers."""
+    hidden, inter, storage = spec.hidden_size, spec.intermediate_size, STORAGE[dtype]
+    writers = float(2 * spec.num_layers) ** -0.5
+
+    def matrix(name: str, rows: int, columns: int, gain: float = 1.0) -> Any:
+        return RandomTensor.named(name, (rows, columns), storage, gain * columns**-0.5, seed)
+
+    def ones(size: int) -> Any:
+        return np.ones(size, np.float32)
+
+    layers = tuple(
+        LayerWeights(
+            input_norm=ones(hidden),
+            qkv=matrix(f"layers.{i}.qkv", spec.qkv_size, hidden),
+            qkv_bias=None,
+            q_norm=ones(spec.head_dim) if spec.qk_norm else None,
+            k_norm=ones(spec.head_dim) if spec.qk_norm else None,
+            out=matrix(f"layers.{i}.out", hidden, spec.q_size, writers),
+            post_norm=ones(hidden),
+            gate_up=matrix(f"layers.{i}.gate_up", 2 * inter, hidden),
+            down=matrix(f"layers.{i}.down", hidden, inter, writers),
+        )
+        for i in range(spec.num_layers)
+    )
+    embed: Any = RandomTensor.named("embed", (spec.vocab_size, hidden), storage, 1.0, seed)
+    head = embed if spec.tied_embeddings else matrix("head", spec.vocab_size, hidden)
+    return ModelWeights(embed, layers, ones(hidden), head, dtype)
