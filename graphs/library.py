@@ -30,6 +30,14 @@ class Capture(Protocol):
     def graph(self) -> Executable: ...
 
 
+class ReplayWatch(Protocol):
+    """Hears of every launch of a graph: a profiler notes the time, or records an event on either side of it."""
+
+    def before(self, key: GraphKey) -> None: ...
+
+    def after(self, key: GraphKey) -> None: ...
+
+
 class CapturingStream(Launcher, Protocol):
     """A stream that can put its launches into a graph."""
 
@@ -75,6 +83,7 @@ class GraphLibrary:
         self.traces: dict[GraphKey, Trace] = {}
         self.launches: Counter[GraphKey] = Counter()
         self.capture_seconds = 0.0
+        self.watch: ReplayWatch | None = None
 
     def capture(self, keys: Iterable[GraphKey], progress: Callable[[int, int], None] | None = None) -> None:
         """Capture every key, largest first: what the largest needs of memory, the smaller ones find there."""
@@ -105,10 +114,14 @@ class GraphLibrary:
         """
         graph = self.graphs[key]
         self._before_launch(graph)
+        if self.watch is not None:
+            self.watch.before(key)
         if graph.executable is not None:
             graph.executable.launch(self._stream)
         else:
             self._recorders[key.family](self._stream, key)
+        if self.watch is not None:
+            self.watch.after(key)
         self._after_launch(graph)
         self.launches[key] += 1
 

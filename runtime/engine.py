@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from runtime.errors import SamplingError
 from runtime.generation import Generation
 from runtime.path_counters import PathCounters
+from runtime.phase_clock import NO_PHASES, NoPhases, Phase
 from runtime.plan import StepPlan, StepResult, TokenUpdate
 from runtime.prompts import Prompt, PromptEncoder, as_prompt_list
 from runtime.report import RequestOutput, StreamEvent
@@ -40,6 +41,10 @@ class StepRunner(Protocol):
         ...
 
     def launch(self, plan: StepPlan) -> Outcome: ...
+
+    def trace_phases(self, phases: NoPhases) -> None:
+        """Let `phases` hear where staging and launching begin."""
+        ...
 
     def info(self) -> dict[str, Any]: ...
 
@@ -81,6 +86,7 @@ class Engine:
         self._request_ids = (f"request-{number}" for number in itertools.count())
         self._closed = False
         self._stopped = False
+        self.phases: NoPhases = NO_PHASES
 
     @classmethod
     def from_config(cls, source: Any, *, progress: Any = None, on_device: Any = None, **overrides: Any) -> Engine:
@@ -111,18 +117,25 @@ class Engine:
         self._require_open()
         # A step that does not come to its end leaves scheduler, rings and device at different steps: nothing can follow it.
         self._stopped = True
+        self.phases.mark(Phase.SCHEDULE)
         plan = self.scheduler.schedule()
         if plan is not None:
             self._in_flight.append(self.runner.launch(plan))
         if self._in_flight and (plan is None or len(self._in_flight) > self.steps_ahead):
             self._collect()
+        self.phases.mark(Phase.OUTSIDE)
         self._stopped = False
 
     def _collect(self) -> None:
         """Wait for the oldest step in flight, and deliver what it yielded."""
         outcome = self._in_flight.popleft()
         self.runner.paths.collected(steps_behind=len(self._in_flight))
-        self._deliver(self.scheduler.update(outcome.plan, outcome.collect()))
+        self.phases.mark(Phase.COLLECT)
+        result = outcome.collect()
+        self.phases.mark(Phase.UPDATE)
+        updates = self.scheduler.update(outcome.plan, result)
+        self.phases.mark(Phase.DETOKENISE)
+        self._deliver(updates)
 
     def _deliver(self, updates: Iterable[TokenUpdate]) -> None:
         for update in updates:
@@ -217,6 +230,11 @@ class Engine:
     def info(self) -> dict[str, Any]:
         """What the configuration resolved to, for `draftgraph info`."""
         return self._description | self.runner.info()
+
+    def trace_phases(self, phases: NoPhases) -> None:
+        """Let `phases` hear where each phase of a step begins, from the next step on; NO_PHASES ends it."""
+        self.phases = phases
+        self.runner.trace_phases(phases)
 
     def drain(self) -> None:
         """Collect every step in flight."""

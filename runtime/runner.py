@@ -26,6 +26,7 @@ from runtime.errors import ConfigError
 from runtime.mirror_policy import MirrorPolicy
 from runtime.mirror_table import MirrorTable
 from runtime.path_counters import PathCounters
+from runtime.phase_clock import NO_PHASES, NoPhases, Phase
 from runtime.plan import Admission, StepPlan, StepResult
 from runtime.staging import OutcomeRing
 from runtime.step_buffers import StepBuffers, StepSizes
@@ -101,6 +102,7 @@ class Runner:
         self.device, self.sizes, self.options = device, sizes, options
         self._target, self._proposer, self._tapes = target, proposer, tapes
         self.paths = PathCounters()
+        self._phases: NoPhases = NO_PHASES
         self.compute: Stream = device.stream("compute")
         self.copy: Stream = device.stream("copy")
         self.table = MirrorTable(
@@ -189,9 +191,11 @@ class Runner:
 
     def launch(self, plan: StepPlan) -> StepOutcome:
         """Queue a whole step: admissions, inputs, target, outcome on its way, drafts for the next step."""
+        self._phases.mark(Phase.STAGE)
         for admission in plan.admissions:
             self._admit(admission)
         self._stage(plan)
+        self._phases.mark(Phase.LAUNCH)
         key = self._key(plan)
         self._run(key)
         self.paths.launched(key, len(plan.rows))
@@ -201,6 +205,10 @@ class Runner:
             self._run(self._propose_key(key, self._bucket(len(plan.rows))))
             self.paths.proposals += 1
         return StepOutcome(plan, self.buffers.outcomes)
+
+    def trace_phases(self, phases: NoPhases) -> None:
+        """Let `phases` hear where staging and launching begin; NO_PHASES ends it."""
+        self._phases = phases
 
     def _run(self, key: GraphKey) -> None:
         self.library.launch(key)

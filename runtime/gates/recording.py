@@ -9,6 +9,7 @@ from typing import Any
 from graphs.key import Family, GraphKey
 from runtime.device_counters import DeviceCounters
 from runtime.path_counters import PathCounters
+from runtime.phase_clock import NoPhases
 from runtime.plan import StepPlan, StepResult
 from runtime.runner import Runner, StepOutcome
 from runtime.virtual_device import VirtualDevice
@@ -90,6 +91,9 @@ class RecordingRunner:
         self.steps.append(step)
         self._in_flight.append(step)
         return RecordedOutcome(outcome, step, self)
+
+    def trace_phases(self, phases: NoPhases) -> None:
+        self.runner.trace_phases(phases)
 
     def note_collection(self, step: RecordedStep) -> None:
         """`step` has just been collected: what is in flight, and what of it the device has not run."""
