@@ -2,6 +2,9 @@
 
 N = slots, R = rows (requests), T = token rows of the target's step, Q = 1 + k rows of a block, J = R * k picks, H hidden size,
 L draft layers, F = taps * H.
+
+Matrices, codebooks, cache and what products read (features, context, normed, convolved, attention, activated, pick_hidden) are of
+the target's storage type; other floats are float32, integers int32.
 """
 
 from __future__ import annotations
@@ -80,6 +83,7 @@ class DraftArrays:
 
 @dataclass(frozen=True)
 class SelectorScratch:
+    best: Array  # [J, stretches of the vocabulary]
     ids: Array  # [J, K]
     values: Array  # [J, K]
     gate: Array  # [J, rank]
@@ -91,7 +95,8 @@ class DraftScratch:
     """Activations of one proposal; their contents mean nothing between steps, `features` between target and proposal."""
 
     features: Array  # [T, F], written by the target's recorder
-    context: Array  # [T, H]
+    fused: Array  # [T, H]: what fc makes of the features
+    context: Array  # [T, H]: its norm
     context_kv: Array  # [T, L * 2 * nkv * hd]
     cells: Array  # [T]
     block_ids: Array  # [N * Q]
@@ -102,7 +107,8 @@ class DraftScratch:
     block_live: Array  # [2] query rows, picks
     residual: Array  # [N * Q, H]
     normed: Array  # [N * Q, H]
-    convolved: Array  # [N * Q, H]
+    convolved: Array | None  # [N * Q, H]: the input of a sublayer
+    finished: Array | None  # [N * Q, H]: what a sublayer adds
     conv_delta: Array | None  # [N * Q, 2 * taps * G]
     qkv: Array  # [N * Q, (nh + 2 nkv) hd]
     attention: Array  # [N * Q, nh hd]

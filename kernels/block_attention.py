@@ -5,6 +5,7 @@ from __future__ import annotations
 from kernels.attention import MAX_HEAD_DIM
 from kernels.exponential import exp
 from kernels.lang import MAX_THREADS, NEG_INF, block_max, block_sum, cuda, f32, i32, kernel
+from kernels.lang_storage import narrow, widen
 
 _CHUNK = 128
 """Keys between two rescalings of the accumulator."""
@@ -34,9 +35,9 @@ def block_attention(
     window > 0. Without either, every row of a block sees the same keys, in both directions. A row that sees no key gives 0.
 
     Args:
-        out: float32 [R * Q, num_heads * hd].
+        out: [R * Q, num_heads * hd], any storage type.
         qkv: float32 [R * Q, (num_heads + 2 * num_kv_heads) * hd], after bias, norm and rotation.
-        cache: float32 [layers, 2, blocks, block_size, num_kv_heads, hd], hd <= MAX_HEAD_DIM.
+        cache: any storage type [layers, 2, blocks, block_size, num_kv_heads, hd], hd <= MAX_HEAD_DIM.
         block_tables: int32 [N, B]; a negative entry is read as block 0 (a row that lost its blocks: its result is thrown away).
         idx_mapping, context_lens, block_lens: int32 [R].
         layer: int32, draft layer.
@@ -92,7 +93,7 @@ def block_attention(
                         block = max(block_tables[slot, at // block_size], 0)
                         offset = at % block_size
                         for d in range(head_dim):
-                            score += query[d] * cache[layer, 0, block, offset, kv_head, d]
+                            score += query[d] * widen(cache[layer, 0, block, offset, kv_head, d])
                         block_of[key] = block
                         offset_of[key] = offset
                     else:
@@ -119,11 +120,11 @@ def block_attention(
                     share = weight[key]
                     if block >= 0:
                         for d in range(tid, head_dim, cuda.blockDim.x):
-                            total[d] += share * cache[layer, 1, block, offset, kv_head, d]
+                            total[d] += share * widen(cache[layer, 1, block, offset, kv_head, d])
                     else:
                         for d in range(tid, head_dim, cuda.blockDim.x):
                             total[d] += share * qkv[offset, block_value + d]
                 cuda.syncthreads()
             for d in range(tid, head_dim, cuda.blockDim.x):
-                out[row, head * head_dim + d] = total[d] / normalizer if end > first else f32(0.0)
+                out[row, head * head_dim + d] = narrow(total[d] / normalizer if end > first else f32(0.0), out)
             cuda.syncthreads()

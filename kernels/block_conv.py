@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernels.lang import cuda, f32, kernel
+from kernels.lang_storage import narrow, widen
 
 
 @kernel(writes=("out",))
@@ -13,8 +14,8 @@ def block_conv(out, x, base_kernel, delta, side, queries, num_tokens):
     context or into another request.
 
     Args:
-        out: float32 [R * Q, H], not `x`.
-        x: float32 [R * Q, H]: the normed input of a sublayer (side 0), or what it computed (side 1).
+        out: [R * Q, H], any storage type, not `x`.
+        x: [R * Q, H], any storage type: the normed input of a sublayer (side 0), or what it computed (side 1).
         base_kernel: float32 [2, taps, H].
         delta: float32 [R * Q, 2 * taps * G], the kernel projection of the normed input, for both sides; H / G channels a group.
         side: int32, 0 before the sublayer, 1 behind it and before the residual addition.
@@ -35,5 +36,5 @@ def block_conv(out, x, base_kernel, delta, side, queries, num_tokens):
             group = c // group_size
             total = f32(0.0)
             for s in range(min(taps, inside + 1)):
-                total += (base_kernel[side, s, c] + delta[row, (side * taps + s) * groups + group]) * x[row - s, c]
-            out[row, c] = total
+                total += (base_kernel[side, s, c] + delta[row, (side * taps + s) * groups + group]) * widen(x[row - s, c])
+            out[row, c] = narrow(total, out)

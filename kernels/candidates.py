@@ -1,109 +1,200 @@
-"""The K best tokens of each logits row, in order."""
+"""The K best tokens of each logits row, in order: maxima of stretches of columns first, then the few that can hold them."""
 
 from __future__ import annotations
 
 from kernels.argmax import float_order
-from kernels.lang import MAX_THREADS, NEG_INF, cuda, f32, i32, kernel, u64
+from kernels.lang import NEG_INF, cuda, device_function, f32, i32, kernel, u64
+from kernels.lang_warp import lane, warp_max, warp_size
+from kernels.project import divide
 
 MAX_TILES = 1024
-"""Stretches of columns whose maximum is kept in shared memory."""
+"""Stretches of columns of a row: their maxima are ranked in shared memory."""
+
+MAX_CANDIDATES = 256
+"""Largest K."""
 
 _TILE = 512
 """Columns of a stretch; more where the vocabulary has more than MAX_TILES of them."""
+
+_LISTED = 1024
+"""Columns that may be ranked at once."""
 
 _NOTHING = i32(-2147483648)
 """Order of a NaN, and of a stretch that has nothing left."""
 
 
+def tiles_of(vocab_size: int) -> int:
+    """Stretches of a vocabulary: the columns of `tile_maxima`'s output."""
+    return min(-(-vocab_size // _TILE), MAX_TILES)
+
+
+@device_function
+def tile_width(vocab_size, tiles):
+    """Columns of a stretch."""
+    return divide(i32(vocab_size + tiles - i32(1)), tiles)
+
+
+@kernel(writes=("best",))
+def tile_maxima(best, logits, vocab_size, num_rows):
+    """best[j, t] = the largest of logits[j] in stretch t of its first vocab_size columns, as kernels/argmax.py orders floats.
+
+    Args:
+        best: int32 [J, tiles_of(vocab_size)].
+        logits: float32 [J, V'], V' >= vocab_size.
+        vocab_size: int32.
+        num_rows: int32 [1], live rows.
+
+    Launch: grid (rows, n), a warp a stretch, n * warps about the stretches. A warp owns its element of `best`. No barrier; safe
+    under capture. Oracle: oracle_dflash.tile_maxima.
+    """
+    tiles = i32(best.shape[1])
+    width = tile_width(vocab_size, tiles)
+    warp, warps = divide(cuda.threadIdx.x, warp_size()), max(divide(cuda.blockDim.x, warp_size()), i32(1))
+    row = i32(cuda.blockIdx.x)
+    while row < num_rows[0]:
+        tile = i32(cuda.blockIdx.y * warps + warp)
+        while tile < tiles:
+            largest = _NOTHING
+            for i in range(tile * width + lane(), min(i32((tile + i32(1)) * width), vocab_size), warp_size()):
+                largest = max(largest, float_order(logits[row, u64(i)]))
+            largest = warp_max(largest)
+            if lane() == i32(0):
+                best[row, tile] = largest
+            tile += i32(cuda.gridDim.y * warps)
+        row += i32(cuda.gridDim.x)
+
+
 @kernel(writes=("ids", "values"))
-def top_candidates(ids, values, logits, vocab_size, num_rows):
+def top_candidates(ids, values, logits, best, vocab_size, num_rows):
     """ids[j, :], values[j, :] = the K largest of logits[j, :vocab_size] and their columns, largest first, for the live rows.
 
     The lower column goes first among equals. NaN is never a candidate; where fewer than K numbers are left, id 0 with -inf fills
     up, so that every id is valid and no filler wins.
 
     Args:
-        ids: int32 [J, K].
+        ids: int32 [J, K], K <= MAX_CANDIDATES.
         values: float32 [J, K].
         logits: float32 [J, V'], V' >= vocab_size.
+        best: int32 [J, tiles] (`tile_maxima`).
         vocab_size: int32.
         num_rows: int32 [1], live rows.
 
-    Launch: a block a row. The maximum of each stretch of columns is found once; a pick then looks at the maxima, and at one stretch
-    for its first such column and for what is left behind it. As picks come in order, what is left is whatever is ordered behind the
-    last pick, without a mask. Block `j` owns row j; barriers are reached by all its threads. Safe under capture.
-    Oracle: oracle_dflash.top_candidates.
+    The K stretches of the largest maxima hold all candidates, none of which is below the least of these maxima: what reaches it
+    is listed and ranked. Where that is more than the list takes (many equals, a tiny vocabulary), stretches are picked from one
+    by one, with the maximum of what is left in each.
+
+    Launch: a block a row, whose threads share all of that. Block `j` owns row j; barriers are reached by all its threads. Safe
+    under capture. Oracle: oracle_dflash.top_candidates.
     """
     tile_best = cuda.shared.array(MAX_TILES, i32)
-    thread_best = cuda.shared.array(MAX_THREADS, i32)
-    thread_tile = cuda.shared.array(MAX_THREADS, i32)
-    found = cuda.shared.array(2, i32)
-    tid = i32(cuda.threadIdx.x)
-    threads = i32(cuda.blockDim.x)
-    tile = max(i32(_TILE), i32((vocab_size + i32(MAX_TILES - 1)) // i32(MAX_TILES)))
-    num_tiles = i32((vocab_size + tile - i32(1)) // tile)
+    chosen = cuda.shared.array(MAX_CANDIDATES, i32)
+    listed_order = cuda.shared.array(_LISTED, i32)
+    listed_column = cuda.shared.array(_LISTED, i32)
+    found = cuda.shared.array(3, i32)
+    tid, threads = i32(cuda.threadIdx.x), i32(cuda.blockDim.x)
+    tiles, count = i32(best.shape[1]), i32(ids.shape[1])
+    width = tile_width(vocab_size, tiles)
     for row in range(cuda.blockIdx.x, num_rows[0], cuda.gridDim.x):
-        for t in range(tid, num_tiles, threads):
-            best = _NOTHING
-            for i in range(t * tile, min(i32((t + 1) * tile), vocab_size)):
-                best = max(best, float_order(logits[row, u64(i)]))
-            tile_best[t] = best
+        for t in range(tid, tiles, threads):
+            tile_best[t] = best[row, t]
+        if tid == i32(0):
+            found[0] = i32(0)
+            found[1] = _NOTHING + i32(1)
+            found[2] = i32(0)
         cuda.syncthreads()
-        last_order = i32(2147483647)
-        last_column = i32(-1)
-        for pick in range(ids.shape[1]):
-            best = _NOTHING
-            best_tile = i32(0)
-            for t in range(tid, num_tiles, threads):
-                if tile_best[t] > best:
-                    best = tile_best[t]
-                    best_tile = i32(t)
-            thread_best[tid] = best
-            thread_tile[tid] = best_tile
+        for t in range(tid, tiles, threads):
+            mine = tile_best[t]
+            if mine > _NOTHING:
+                rank = i32(0)
+                for u in range(tiles):
+                    rank += i32(tile_best[u] > mine or (tile_best[u] == mine and u < t))
+                if rank < count:
+                    chosen[rank] = i32(t)
+                    cuda.atomic.add(found, 2, i32(1))
+                if rank == count - i32(1):
+                    found[1] = mine
+        cuda.syncthreads()
+        least, stretches = found[1], found[2]
+        item = tid
+        while item < stretches * width:
+            which = divide(item, width)
+            column = chosen[which] * width + item - which * width
+            if column < vocab_size:
+                order = float_order(logits[row, u64(column)])
+                if order >= least:
+                    place = cuda.atomic.add(found, 0, i32(1))
+                    if place < i32(_LISTED):
+                        listed_order[place] = order
+                        listed_column[place] = column
+            item += threads
+        cuda.syncthreads()
+        listed = found[0]
+        if listed <= i32(_LISTED):
+            for e in range(tid, listed, threads):
+                order, column = listed_order[e], listed_column[e]
+                rank = i32(0)
+                for other in range(listed):
+                    rank += i32(listed_order[other] > order or (listed_order[other] == order and listed_column[other] < column))
+                if rank < count:
+                    ids[row, rank] = column
+                    values[row, rank] = logits[row, u64(column)]
+            for rank in range(listed + tid, count, threads):
+                ids[row, rank] = i32(0)
+                values[row, rank] = f32(NEG_INF)
+        else:
+            pick_from_stretches(ids, values, logits, row, tile_best, found, tiles, width, vocab_size)
+        cuda.syncthreads()
+
+
+@device_function
+def pick_from_stretches(ids, values, logits, row, tile_best, found, tiles, width, vocab_size):
+    """The same one by one: a pick is the first column that holds the largest maximum, and what is left in its stretch is whatever
+    is ordered behind it. Called by a whole block; `tile_best` is used up."""
+    tid, threads = i32(cuda.threadIdx.x), i32(cuda.blockDim.x)
+    last_order = i32(2147483647)
+    last_column = i32(-1)
+    for pick in range(ids.shape[1]):
+        cuda.syncthreads()
+        if tid == i32(0):
+            found[0] = vocab_size
+            found[1] = _NOTHING
+            found[2] = tiles
+        cuda.syncthreads()
+        largest = _NOTHING
+        for t in range(tid, tiles, threads):
+            largest = max(largest, tile_best[t])
+        cuda.atomic.max(found, 1, largest)
+        cuda.syncthreads()
+        order = found[1]
+        for t in range(tid, tiles, threads):
+            if tile_best[t] == order:
+                cuda.atomic.min(found, 2, i32(t))
+        cuda.syncthreads()
+        if order == _NOTHING:
             if tid == i32(0):
-                found[0] = vocab_size
-                found[1] = _NOTHING
+                ids[row, pick] = i32(0)
+                values[row, pick] = f32(NEG_INF)
+        else:
+            tile = found[2]
+            start = i32(tile * width)
+            stop = min(i32(start + width), vocab_size)
+            # Equals of the last pick stand behind it in its own stretch, or in a later one.
+            behind = last_column if order == last_order else i32(-1)
+            for i in range(start + tid, stop, threads):
+                if i > behind and float_order(logits[row, u64(i)]) == order:
+                    cuda.atomic.min(found, 0, i32(i))
             cuda.syncthreads()
-            width = threads
-            while width > i32(1):
-                half = i32((width + i32(1)) // i32(2))
-                if tid < width - half:
-                    other = i32(tid + half)
-                    larger = thread_best[other] > thread_best[tid]
-                    if larger or (thread_best[other] == thread_best[tid] and thread_tile[other] < thread_tile[tid]):
-                        thread_best[tid] = thread_best[other]
-                        thread_tile[tid] = thread_tile[other]
-                cuda.syncthreads()
-                width = half
-            order = i32(thread_best[0])
-            chosen = i32(thread_tile[0])
-            if order == _NOTHING:
-                if tid == i32(0):
-                    ids[row, pick] = i32(0)
-                    values[row, pick] = f32(NEG_INF)
-            else:
-                start = i32(chosen * tile)
-                stop = min(i32(start + tile), vocab_size)
-                # Equals of the last pick stand behind it in its own stretch, or in a later one.
-                behind = last_column if order == last_order else i32(-1)
-                column = i32(vocab_size)
-                for i in range(start + tid, stop, threads):
-                    if column == vocab_size and i > behind and float_order(logits[row, i]) == order:
-                        column = i32(i)
-                if column < vocab_size:
-                    cuda.atomic.min(found, 0, column)
-                cuda.syncthreads()
-                last_order = order
-                last_column = i32(found[0])
-                rest = _NOTHING
-                for i in range(start + tid, stop, threads):
-                    here = float_order(logits[row, i])
-                    if (here < order or (here == order and i > last_column)) and here > rest:
-                        rest = here
-                cuda.atomic.max(found, 1, rest)
-                cuda.syncthreads()
-                if tid == i32(0):
-                    ids[row, pick] = last_column
-                    values[row, pick] = logits[row, last_column]
-                    tile_best[chosen] = found[1]
+            last_order = order
+            last_column = found[0]
+            rest = _NOTHING
+            for i in range(start + tid, stop, threads):
+                here = float_order(logits[row, u64(i)])
+                if here < order or (here == order and i > last_column):
+                    rest = max(rest, here)
+            if tid == i32(0):
+                ids[row, pick] = last_column
+                values[row, pick] = logits[row, u64(last_column)]
+                tile_best[tile] = _NOTHING
             cuda.syncthreads()
+            cuda.atomic.max(tile_best, tile, rest)
+    cuda.syncthreads()

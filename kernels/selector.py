@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from kernels.lang import MAX_THREADS, NEG_INF, cuda, f32, i32, kernel
+from kernels.lang import NEG_INF, cuda, f32, i32, kernel
+from kernels.lang_storage import widen
+from kernels.lang_warp import lane, warp_max, warp_size, warp_sum
+from kernels.project import divide
 
 
 @kernel(writes=("scores",))
@@ -16,30 +19,39 @@ def edge_scores(scores, ids, values, gate, predecessors, successors, block_ids, 
         scores: float32 [J, K, K].
         ids, values: int32, float32 [J, K] (kernels/candidates.py): the candidates and their logits.
         gate: float32 [J, rank], the projection of the row's hidden state.
-        predecessors, successors: float32 [V, rank].
+        predecessors, successors: [V, rank], any storage type.
         block_ids: int32 [R * (1 + picks)] (kernels/block_inputs.py): the anchor of request r is at r * (1 + picks).
         picks: int32, k, picks of a request.
         num_rows: int32 [1], live rows.
 
-    Launch: a block a row, threads over the K * K pairs. Block `j` owns row j. No barrier; safe under capture.
-    Oracle: oracle_dflash.edge_scores.
+    Launch: grid (rows, n), n = K at best: a block a predecessor, a warp a pair, lanes along the rank. A warp owns its score. No
+    barrier; safe under capture. Oracle: oracle_dflash.edge_scores.
     """
-    count, rank = ids.shape[1], gate.shape[1]
+    count, rank = i32(ids.shape[1]), i32(gate.shape[1])
     last = i32(predecessors.shape[0]) - i32(1)
-    for row in range(cuda.blockIdx.x, num_rows[0], cuda.gridDim.x):
-        is_first = row % picks == 0
-        pairs = count if is_first else count * count
-        for pair in range(cuda.threadIdx.x, pairs, cuda.blockDim.x):
-            a = pair // count
-            b = pair % count
-            previous = block_ids[row // picks * (picks + 1)] if is_first else ids[row - 1, a]
+    warp, warps = divide(cuda.threadIdx.x, warp_size()), max(divide(cuda.blockDim.x, warp_size()), i32(1))
+    row = i32(cuda.blockIdx.x)
+    while row < num_rows[0]:
+        request = divide(row, picks)
+        is_first = row == request * picks
+        sources = i32(1) if is_first else count
+        a = i32(cuda.blockIdx.y)
+        while a < sources:
+            previous = block_ids[request * (picks + i32(1))] if is_first else ids[row - i32(1), a]
             # The anchor of a row that proposes nothing may be any number; its scores are thrown away.
-            previous = min(max(previous, 0), last)
-            candidate = ids[row, b]
-            total = f32(0.0)
-            for i in range(rank):
-                total += predecessors[previous, i] * gate[row, i] * successors[candidate, i]
-            scores[row, a, b] = values[row, b] + total
+            previous = min(max(previous, i32(0)), last)
+            b = i32(warp)
+            while b < count:
+                candidate = ids[row, b]
+                total = f32(0.0)
+                for i in range(lane(), rank, warp_size()):
+                    total += widen(predecessors[previous, i]) * gate[row, i] * widen(successors[candidate, i])
+                total = warp_sum(total)
+                if lane() == i32(0):
+                    scores[row, a, b] = values[row, b] + total
+                b += warps
+            a += i32(cuda.gridDim.y)
+        row += i32(cuda.gridDim.x)
 
 
 @kernel(writes=("chosen",))
@@ -50,47 +62,33 @@ def selector_walk(chosen, ids, scores, picks, num_requests):
 
     Args:
         chosen: int32 [J], J = R * picks.
-        ids: int32 [J, K], K <= MAX_THREADS.
+        ids: int32 [J, K].
         scores: float32 [J, K, K] (`edge_scores`); of the first row of a request only [0, :] is read.
         picks: int32, rows of a request.
         num_requests: int32 [1], live requests.
 
-    Launch: a block a request, of one warp where K <= 32: threads over the candidates, then a tree; the pick is by (score, place),
-    so the block size changes nothing. Block `r` owns the rows of request r; barriers are reached by all its threads. Safe under
+    Launch: a warp a request, lanes over its candidates; any grid. A warp owns the rows of its request. No barrier; safe under
     capture. Oracle: oracle_dflash.selector_walk. Method: ancestral walk at temperature 0, no beam.
     """
-    best_score = cuda.shared.array(MAX_THREADS, f32)
-    best_place = cuda.shared.array(MAX_THREADS, i32)
     count = i32(ids.shape[1])
-    tid = i32(cuda.threadIdx.x)
-    threads = i32(cuda.blockDim.x)
-    for request in range(cuda.blockIdx.x, num_requests[0], cuda.gridDim.x):
+    warps = max(divide(cuda.blockDim.x, warp_size()), i32(1))
+    request = i32(cuda.blockIdx.x * warps + divide(cuda.threadIdx.x, warp_size()))
+    while request < num_requests[0]:
         before = i32(0)
         for step in range(picks):
-            row = request * picks + step
+            row = i32(request * picks + step)
             score = NEG_INF
             place = count
-            for candidate in range(tid, count, threads):
+            for candidate in range(lane(), count, warp_size()):
                 if scores[row, before, candidate] > score:
                     score = scores[row, before, candidate]
                     place = i32(candidate)
-            best_score[tid] = score
-            best_place[tid] = place
-            cuda.syncthreads()
-            width = threads
-            while width > i32(1):
-                half = i32((width + i32(1)) // i32(2))
-                if tid < width - half:
-                    other = i32(tid + half)
-                    larger = best_score[other] > best_score[tid]
-                    if larger or (best_score[other] == best_score[tid] and best_place[other] < best_place[tid]):
-                        best_score[tid] = best_score[other]
-                        best_place[tid] = best_place[other]
-                cuda.syncthreads()
-                width = half
-            before = i32(best_place[0])
+            best = warp_max(score)
+            if score < best:
+                place = count
+            before = i32(-warp_max(i32(-place)))
             if before >= count:
                 before = i32(0)
-            if tid == i32(0):
+            if lane() == i32(0):
                 chosen[row] = ids[row, before]
-            cuda.syncthreads()
+        request += i32(cuda.gridDim.x * warps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernels.lang import cuda, kernel
+from kernels.lang_storage import narrow
 
 
 @kernel(writes=("features",))
@@ -10,7 +11,7 @@ def tap(features, residual, column, num_tokens):
     """features[t, column : column + H] = residual[t] for the live tokens.
 
     Args:
-        features: float32 [T, taps * H].
+        features: [T, taps * H], any storage type.
         residual: float32 [T, H], after both additions of the tapped block and before the next norm.
         column: int32, first column of the tap.
         num_tokens: int32 [1], live rows.
@@ -21,4 +22,4 @@ def tap(features, residual, column, num_tokens):
     width = residual.shape[1]
     for row in range(cuda.blockIdx.x, num_tokens[0], cuda.gridDim.x):
         for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
-            features[row, column + i] = residual[row, i]
+            features[row, column + i] = narrow(residual[row, i], features)

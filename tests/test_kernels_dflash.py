@@ -11,7 +11,7 @@ from kernels import oracle_dflash as oracle
 from kernels.block_attention import block_attention
 from kernels.block_conv import block_conv
 from kernels.block_inputs import block_inputs
-from kernels.candidates import top_candidates
+from kernels.candidates import tile_maxima, tiles_of, top_candidates
 from kernels.context_cells import context_cells
 from kernels.context_store import store_context
 from kernels.draft_store import store_drafts
@@ -19,11 +19,16 @@ from kernels.logit_scale import logit_scale, scale_rows
 from kernels.selector import edge_scores, selector_walk
 from kernels.tap import tap
 from tests.kernel_cases import Launch, floats, guarded, launches, live, poisoned, untouched
+from tests.storage_cases import STORAGES, stored
+from tests.test_kernels_fused import check as check_stored
+from tests.test_kernels_fused import out_of, warps, wide_args
 
 CAPACITY = 5
 EPS = 1e-6
 ROW_LAUNCHES = launches((1, 1), (2, 3), (7, 4), (1, 32))
 HEAD_LAUNCHES = launches((1, 1), ((2, 2), 3), ((5, 7), 2))
+WARP_LAUNCHES = warps(((1, 1), 1), ((2, 3), 3), ((7, 2), 4))
+STORAGE = pytest.mark.parametrize("storage", STORAGES)
 
 
 def integers(*values: int) -> np.ndarray:
@@ -31,16 +36,16 @@ def integers(*values: int) -> np.ndarray:
 
 
 @ROW_LAUNCHES
-@pytest.mark.parametrize("count", [0, 1, CAPACITY])
-@pytest.mark.parametrize("column", [0, 6, 12])
-def test_tap(launch: Launch, count: int, column: int) -> None:
+@STORAGE
+@pytest.mark.parametrize(("count", "column"), [(0, 6), (1, 12), (CAPACITY, 0)])
+def test_tap(launch: Launch, storage: str, count: int, column: int) -> None:
     args = {
-        "features": untouched(CAPACITY, 18),
+        "features": out_of(storage, CAPACITY, 18),
         "residual": poisoned(floats(1, CAPACITY, 6), count),
         "column": column,
         "num_tokens": live(count),
     }
-    launch.check(tap, args, {"features": oracle.tap(**args)}, rtol=0, atol=0)
+    check_stored(launch, tap, args, {"features": oracle.tap(**wide_args(args))}, storage)
 
 
 @ROW_LAUNCHES
@@ -66,13 +71,15 @@ def rope_table(length: int, head_dim: int) -> np.ndarray:
     return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
 
 
-@HEAD_LAUNCHES
+@WARP_LAUNCHES
+@STORAGE
 @pytest.mark.parametrize(("layers", "kv_heads", "head_dim"), [(1, 1, 4), (3, 2, 6), (2, 3, 64)], ids=str)
-@pytest.mark.parametrize("block_size", [1, 4])
-@pytest.mark.parametrize("count", [0, 4])
-def test_store_context(launch: Launch, layers: int, kv_heads: int, head_dim: int, block_size: int, count: int) -> None:
+@pytest.mark.parametrize(("block_size", "count"), [(1, 4), (4, 4), (4, 0)])
+def test_store_context(
+    launch: Launch, storage: str, layers: int, kv_heads: int, head_dim: int, block_size: int, count: int
+) -> None:
     args = {
-        "cache": floats(2, layers, 2, 12 // block_size, block_size, kv_heads, head_dim),
+        "cache": stored(floats(2, layers, 2, 12 // block_size, block_size, kv_heads, head_dim), storage),
         "context_kv": poisoned(floats(3, CAPACITY, layers * 2 * kv_heads * head_dim), count),
         "k_norms": floats(4, layers, head_dim),
         "rope_table": rope_table(20, head_dim),
@@ -81,7 +88,7 @@ def test_store_context(launch: Launch, layers: int, kv_heads: int, head_dim: int
         "eps": EPS,
         "num_tokens": live(count),
     }
-    launch.check(store_context, args, {"cache": oracle.store_context(**args)})
+    check_stored(launch, store_context, args, {"cache": oracle.store_context(**wide_args(args))}, storage)
 
 
 def run_block_inputs(launch: Launch, rows: int, queries: int, count: int, **slots: np.ndarray) -> dict:
@@ -124,15 +131,17 @@ def test_block_inputs_at_the_end_of_the_model_length(launch: Launch, computed: i
 TABLES = integers(7, 2, 9, -1, -1, -1, -1, -1, 0, 8, 3, 5).reshape(3, 4)
 
 
-def attention_case(num_heads: int, kv_heads: int, head_dim: int, block_size: int, window: int, causal: int) -> dict:
+def attention_case(
+    num_heads: int, kv_heads: int, head_dim: int, block_size: int, window: int, causal: int, storage: str = "float32"
+) -> dict:
     queries, rows = 4, 3
     cache = floats(5, 2, 2, 10, block_size, kv_heads, head_dim)
     cache[:, :, 4] = np.nan
     qkv = poisoned(floats(6, rows * queries, (num_heads + 2 * kv_heads) * head_dim), 2 * queries)
     return {
-        "out": untouched(rows * queries, num_heads * head_dim),
+        "out": out_of(storage, rows * queries, num_heads * head_dim),
         "qkv": qkv,
-        "cache": cache,
+        "cache": stored(cache, storage),
         "block_tables": TABLES,
         "idx_mapping": integers(2, 0, -1),
         "context_lens": integers(3 * block_size + 1, block_size, 0),
@@ -158,6 +167,13 @@ def test_block_attention(
     launch.check(block_attention, args, {"out": oracle.block_attention(**args)}, rtol=1e-4, atol=1e-5)
 
 
+@launches(((5, 3), 2))
+@pytest.mark.parametrize("storage", ["float16", "bfloat16"])
+def test_block_attention_over_16_bit_pages(launch: Launch, storage: str) -> None:
+    args = attention_case(4, 2, 6, 3, 0, 0, storage)
+    check_stored(launch, block_attention, args, {"out": oracle.block_attention(**wide_args(args))}, storage)
+
+
 @launches(((2, 1), 64))
 @pytest.mark.parametrize("context", [0, 124, 127, 128, 129, 290])
 def test_block_attention_across_chunks_of_keys(launch: Launch, context: int) -> None:
@@ -170,20 +186,21 @@ def test_block_attention_across_chunks_of_keys(launch: Launch, context: int) -> 
 
 
 @HEAD_LAUNCHES
+@STORAGE
 @pytest.mark.parametrize("side", [0, 1])
 @pytest.mark.parametrize(("taps", "groups", "queries"), [(2, 3, 4), (3, 1, 2), (1, 6, 3), (4, 2, 4)], ids=str)
-def test_block_conv(launch: Launch, side: int, taps: int, groups: int, queries: int) -> None:
+def test_block_conv(launch: Launch, storage: str, side: int, taps: int, groups: int, queries: int) -> None:
     count = 2 * queries
     args = {
-        "out": untouched(3 * queries, 6),
-        "x": poisoned(floats(7, 3 * queries, 6), count),
+        "out": out_of(storage, 3 * queries, 6),
+        "x": stored(poisoned(floats(7, 3 * queries, 6), count), storage),
         "base_kernel": floats(8, 2, taps, 6),
         "delta": poisoned(floats(9, 3 * queries, 2 * taps * groups), count),
         "side": side,
         "queries": queries,
         "num_tokens": live(count),
     }
-    launch.check(block_conv, args, {"out": oracle.block_conv(**args)})
+    check_stored(launch, block_conv, args, {"out": oracle.block_conv(**wide_args(args))}, storage)
 
 
 @HEAD_LAUNCHES
@@ -205,13 +222,9 @@ def candidates_case(logits: np.ndarray, count: int, k: int, padding: int = 3) ->
     rows, vocab_size = logits.shape
     wide = np.full((rows, vocab_size + padding), 1e9, np.float32)  # the padding would win
     wide[:, :vocab_size] = logits
-    return {
-        "ids": untouched(rows, k, dtype=np.int32),
-        "values": untouched(rows, k),
-        "logits": poisoned(wide, count),
-        "vocab_size": vocab_size,
-        "num_rows": live(count),
-    }
+    args = {"logits": poisoned(wide, count), "vocab_size": vocab_size, "num_rows": live(count)}
+    best = oracle.tile_maxima(untouched(rows, tiles_of(vocab_size), dtype=np.int32), **args)
+    return {"ids": untouched(rows, k, dtype=np.int32), "values": untouched(rows, k), "best": best, **args}
 
 
 def check_candidates(launch: Launch, args: dict) -> None:
@@ -219,12 +232,14 @@ def check_candidates(launch: Launch, args: dict) -> None:
     launch.check(top_candidates, args, {"ids": ids, "values": values}, rtol=0, atol=0)
 
 
-@launches((1, 1), (3, 3), (1, 32))
-@pytest.mark.parametrize("k", [1, 4, 16])
-def test_top_candidates(launch: Launch, k: int) -> None:
+def check_tiles(launch: Launch, args: dict) -> None:
+    inputs = {name: args[name] for name in ("logits", "vocab_size", "num_rows")}
+    launch.check(tile_maxima, {"best": untouched(*args["best"].shape, dtype=np.int32), **inputs}, {"best": args["best"]})
+
+
+def hard_rows(width: int) -> np.ndarray:
     """Ties inside a stretch and across its borders, NaN, infinities, zeros of both signs, fewer numbers than candidates."""
-    width = 1100
-    logits = np.stack([floats(12, 1, width)[0]] * 8)
+    logits = np.stack([floats(12, 1, width)[0]] * 9)
     logits[1] = logits[1].round(0)
     logits[2, [511, 512, 3, 1024]] = 9.0
     logits[3] = np.nan
@@ -234,7 +249,22 @@ def test_top_candidates(launch: Launch, k: int) -> None:
     logits[6] = -1.0
     logits[6, [2, 513]], logits[6, 700] = 0.0, -0.0
     logits[7, 3:] = -np.inf
-    check_candidates(launch, candidates_case(logits, 8, k))
+    logits[8] = np.linspace(3, -3, width)  # all of the best in one stretch
+    return logits
+
+
+@WARP_LAUNCHES
+@pytest.mark.parametrize("width", [1, 511, 513, 1100])
+def test_tile_maxima(launch: Launch, width: int) -> None:
+    logits = hard_rows(1100)[:, -width:]
+    check_tiles(launch, candidates_case(logits, 8, 1))
+
+
+@launches((1, 1), (3, 3), (1, 32))
+@pytest.mark.parametrize("k", [1, 4, 16])
+@pytest.mark.parametrize("width", [1100, 9000])  # too few stretches for a list, and enough
+def test_top_candidates(launch: Launch, k: int, width: int) -> None:
+    check_candidates(launch, candidates_case(hard_rows(width), 9, k))
 
 
 @launches((2, 5))
@@ -243,21 +273,25 @@ def test_top_candidates_of_a_small_vocabulary(launch: Launch, vocab_size: int) -
     check_candidates(launch, candidates_case(floats(13, 3, vocab_size), 2, min(vocab_size, 6)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_top_candidates_with_many_ties(data: st.DataObject) -> None:
-    width = data.draw(st.integers(1, 1600))
-    seed = data.draw(st.integers(0, 10**6))
-    rng = np.random.default_rng(seed)
+    width = data.draw(st.one_of(st.integers(1, 1600), st.integers(8000, 9000)))
+    rng = np.random.default_rng(data.draw(st.integers(0, 10**6)))
     values = np.array(data.draw(st.lists(st.sampled_from([np.nan, -np.inf, -1.0, -0.0, 0.0, 2.0, np.inf]), min_size=1, max_size=4)))
-    check_candidates(Launch("cpu"), candidates_case(rng.choice(values, (2, width)).astype(np.float32), 2, min(width, 9)))
+    logits = rng.choice(values, (2, width)).astype(np.float32)
+    if data.draw(st.booleans()):
+        logits[rng.random(logits.shape) < 0.99] = np.nan
+    check_candidates(Launch("cpu"), candidates_case(logits, 2, min(width, 9)))
 
 
 def test_top_candidates_of_a_vocabulary_beyond_a_thousand_stretches() -> None:
-    check_candidates(Launch("cpu"), candidates_case(floats(14, 2, 600_000), 2, 16))
+    args = candidates_case(floats(14, 2, 600_000), 2, 16)
+    check_tiles(Launch("cpu"), args)
+    check_candidates(Launch("cpu"), args)
 
 
-def lattice(picks: int = 3, count: int = 4, rank: int = 5, vocab_size: int = 11) -> dict:
+def lattice(picks: int = 3, count: int = 4, rank: int = 5, vocab_size: int = 11, storage: str = "float32") -> dict:
     rows = 3 * picks
     rng = np.random.default_rng(15)
     ids = np.stack([rng.permutation(vocab_size)[:count] for _ in range(rows)]).astype(np.int32)
@@ -268,22 +302,23 @@ def lattice(picks: int = 3, count: int = 4, rank: int = 5, vocab_size: int = 11)
         "ids": ids,
         "values": floats(16, rows, count),
         "gate": poisoned(floats(17, rows, rank), 2 * picks),
-        "predecessors": floats(18, vocab_size, rank),
-        "successors": floats(19, vocab_size, rank),
+        "predecessors": stored(floats(18, vocab_size, rank), storage),
+        "successors": stored(floats(19, vocab_size, rank), storage),
         "block_ids": block_ids,
         "picks": picks,
         "num_rows": live(2 * picks),
     }
 
 
-@ROW_LAUNCHES
+@WARP_LAUNCHES
+@STORAGE
 @pytest.mark.parametrize("picks", [1, 3])
-def test_edge_scores(launch: Launch, picks: int) -> None:
-    args = lattice(picks)
-    launch.check(edge_scores, args, {"scores": oracle.edge_scores(**args)})
+def test_edge_scores(launch: Launch, storage: str, picks: int) -> None:
+    args = lattice(picks, storage=storage)
+    check_stored(launch, edge_scores, args, {"scores": oracle.edge_scores(**wide_args(args))}, "float32")
 
 
-@ROW_LAUNCHES
+@WARP_LAUNCHES
 def test_selector_walk(launch: Launch) -> None:
     """Random scores, ties, and NaN in a line that the walk passes."""
     scores = floats(20, 12, 4, 4)

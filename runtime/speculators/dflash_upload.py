@@ -16,7 +16,10 @@ from graphs.drafter_arrays import (
     SelectorArrays,
     SelectorScratch,
 )
+from graphs.executor import widened
 from graphs.launch import Array
+from kernels.candidates import tiles_of
+from runtime.checkpoint.weights import STORAGE, WeightDtype
 from runtime.device import Device
 from runtime.models.rope import rope_table
 from runtime.speculators.dflash_config import DraftSpec
@@ -48,26 +51,29 @@ def upload_drafter(
     def constant(name: str, values: Any) -> Array:
         return device.constant(f"draft.{name}", values)
 
+    def vector(name: str, values: Any) -> Array:
+        return constant(name, values if values.dtype == np.float32 else widened(values))
+
     def optional(name: str, values: Any) -> Array | None:
-        return None if values is None else constant(name, values)
+        return None if values is None else vector(name, values)
 
     def conv(name: str, values: DraftConvWeights | None) -> DraftConvArrays | None:
         if values is None:
             return None
         return DraftConvArrays(
-            constant(f"{name}.base_kernel", values.base_kernel), constant(f"{name}.projection", values.projection)
+            vector(f"{name}.base_kernel", values.base_kernel), constant(f"{name}.projection", values.projection)
         )
 
     layers = tuple(
         DraftLayerArrays(
-            input_norm=constant(f"layers.{i}.input_norm", layer.input_norm),
+            input_norm=vector(f"layers.{i}.input_norm", layer.input_norm),
             qkv=constant(f"layers.{i}.qkv", layer.qkv),
             qkv_bias=optional(f"layers.{i}.qkv_bias", layer.qkv_bias),
-            q_norm=constant(f"layers.{i}.q_norm", layer.q_norm),
-            k_norm=constant(f"layers.{i}.k_norm", layer.k_norm),
+            q_norm=vector(f"layers.{i}.q_norm", layer.q_norm),
+            k_norm=vector(f"layers.{i}.k_norm", layer.k_norm),
             out=constant(f"layers.{i}.out", layer.out),
             out_bias=optional(f"layers.{i}.out_bias", layer.out_bias),
-            post_norm=constant(f"layers.{i}.post_norm", layer.post_norm),
+            post_norm=vector(f"layers.{i}.post_norm", layer.post_norm),
             gate_up=constant(f"layers.{i}.gate_up", layer.gate_up),
             down=constant(f"layers.{i}.down", layer.down),
             attention_conv=conv(f"layers.{i}.attention_conv", layer.attention_conv),
@@ -100,43 +106,49 @@ def upload_drafter(
         embed=target.embed,
         head=target.head,
         fc=constant("fc", weights.fc),
-        hidden_norm=constant("hidden_norm", weights.hidden_norm),
+        hidden_norm=vector("hidden_norm", weights.hidden_norm),
         context_kv=constant("context_kv", weights.context_kv),
         context_bias=optional("context_bias", weights.context_bias),
-        context_k_norms=constant("context_k_norms", weights.context_k_norms),
+        context_k_norms=vector("context_k_norms", weights.context_k_norms),
         layers=layers,
-        final_norm=constant("final_norm", weights.final_norm),
+        final_norm=vector("final_norm", weights.final_norm),
         selector=selector,
         rope_table=constant("rope_table", rope_table(spec.rope, spec.head_dim, max_model_len)),
-        cache=device.array("draft.kv_cache", pages, np.float32),
+        cache=device.array("draft.kv_cache", pages, STORAGE[weights.dtype]),
     )
 
 
-def allocate_draft_scratch(device: Device, spec: DraftSpec, sizes: StepSizes) -> DraftScratch:
-    """Activations of the largest step, float32."""
+def allocate_draft_scratch(device: Device, spec: DraftSpec, sizes: StepSizes, dtype: WeightDtype = "float32") -> DraftScratch:
+    """Activations of the largest step: what products read is held in `dtype`, the rest in float32."""
     tokens, slots, k = sizes.max_num_batched_tokens, sizes.max_num_seqs, sizes.num_speculative_tokens
     queries, picks, hidden = slots * (1 + k), slots * k, spec.hidden_size
 
     def activations(name: str, *shape: int) -> Array:
         return device.array(f"draft.{name}", shape, np.float32)
 
+    def operands(name: str, *shape: int) -> Array:
+        return device.array(f"draft.{name}", shape, STORAGE[dtype])
+
     def integers(name: str, *shape: int) -> Array:
         return device.array(f"draft.{name}", shape, np.int32)
 
-    conv_delta, selector = None, None
+    convolved, finished, conv_delta, selector = None, None, None, None
     if spec.version == 2:
         groups = spec.hidden_size // spec.conv_group_size
+        convolved, finished = operands("convolved", queries, hidden), activations("finished", queries, hidden)
         conv_delta = activations("conv_delta", queries, 2 * spec.conv_kernel_size * groups)
         count = spec.selector_top_k
         selector = SelectorScratch(
+            best=integers("candidate_tiles", picks, tiles_of(spec.vocab_size)),
             ids=integers("candidate_ids", picks, count),
             values=activations("candidate_values", picks, count),
             gate=activations("selector_gate", picks, spec.selector_rank),
             scores=activations("selector_scores", picks, count, count),
         )
     return DraftScratch(
-        features=activations("features", tokens, spec.feature_size),
-        context=activations("context", tokens, hidden),
+        features=operands("features", tokens, spec.feature_size),
+        fused=activations("fused", tokens, hidden),
+        context=operands("context", tokens, hidden),
         context_kv=activations("context_kv_rows", tokens, spec.context_size),
         cells=integers("cells", tokens),
         block_ids=integers("block_ids", queries),
@@ -146,15 +158,16 @@ def allocate_draft_scratch(device: Device, spec: DraftSpec, sizes: StepSizes) ->
         block_lens=integers("block_lens", slots),
         block_live=integers("block_live", 2),
         residual=activations("residual", queries, hidden),
-        normed=activations("normed", queries, hidden),
-        convolved=activations("convolved", queries, hidden),
+        normed=operands("normed", queries, hidden),
+        convolved=convolved,
+        finished=finished,
         conv_delta=conv_delta,
         qkv=activations("qkv_rows", queries, spec.qkv_size),
-        attention=activations("attention", queries, spec.q_size),
+        attention=operands("attention", queries, spec.q_size),
         projected=activations("projected", queries, hidden),
         gate_up=activations("gate_up", queries, 2 * spec.intermediate_size),
-        activated=activations("activated", queries, spec.intermediate_size),
-        pick_hidden=activations("pick_hidden", picks, hidden),
+        activated=operands("activated", queries, spec.intermediate_size),
+        pick_hidden=operands("pick_hidden", picks, hidden),
         logits=activations("logits", picks, spec.vocab_size),
         chosen=integers("chosen", picks),
         selector=selector,

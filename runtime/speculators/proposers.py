@@ -12,10 +12,9 @@ from graphs.propose import NgramProposer, Proposer
 from graphs.propose_dflash import DFlashProposer
 from graphs.taps import TargetTaps
 from runtime.checkpoint.source import resolve_source
-from runtime.checkpoint.weights import WeightDtype
+from runtime.checkpoint.weights import STORAGE, WeightDtype
 from runtime.config import SpeculatorConfig
 from runtime.device import Device
-from runtime.errors import ConfigError
 from runtime.models.spec import ModelSpec
 from runtime.speculators.dflash_config import check_target
 from runtime.speculators.dflash_upload import allocate_draft_scratch, draft_cache_bytes, upload_drafter
@@ -43,13 +42,11 @@ class Speculator:
     """
 
     def __init__(self, config: SpeculatorConfig, target: ModelSpec, dtype: WeightDtype) -> None:
-        self._config = config
+        self._config, self._dtype = config, dtype
         self.drafter: DraftCheckpoint | None = None
         if config.method != "dflash" or config.k == 0:
             return
         assert config.draft_source is not None, "RunConfig refuses dflash without a source"
-        if dtype != "float32":
-            raise ConfigError(f"model.dtype = {dtype}: speculator.method = dflash computes in float32 in this version; set float32")
         self.drafter = DraftCheckpoint(resolve_source(config.draft_source, "speculator.draft_source"))
         spec = self.drafter.spec
         check_target(spec, target, config.k, f"speculator.draft_source = {config.draft_source}")
@@ -58,7 +55,9 @@ class Speculator:
 
     def cache_bytes(self, num_blocks: int, block_size: int) -> int:
         """Bytes of keys and values that the drafter keeps beside the target's."""
-        return 0 if self.drafter is None else draft_cache_bytes(self.drafter.spec, num_blocks, block_size)
+        return 0 if self.drafter is None else draft_cache_bytes(
+            self.drafter.spec, num_blocks, block_size, STORAGE[self._dtype].itemsize
+        )
 
     def build(
         self, device: Device, target: ModelArrays, sizes: StepSizes, num_blocks: int, progress: Callable[[int, int], None]
@@ -73,7 +72,7 @@ class Speculator:
         arrays = upload_drafter(
             device,
             spec,
-            self.drafter.load_weights(progress),
+            self.drafter.load_weights(progress, self._dtype),
             target,
             max_model_len=sizes.max_model_len,
             num_blocks=num_blocks,
@@ -81,7 +80,7 @@ class Speculator:
         )
         proposer = DFlashProposer(
             arrays,
-            allocate_draft_scratch(device, spec, sizes),
+            allocate_draft_scratch(device, spec, sizes, self._dtype),
             spec.target_layer_ids,
             num_speculative_tokens=sizes.num_speculative_tokens,
             max_model_len=sizes.max_model_len,

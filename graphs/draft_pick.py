@@ -1,0 +1,92 @@
+"""From hidden states of a draft block to the drafts in the pool: head, arg max or candidate selector."""
+
+from __future__ import annotations
+
+from graphs.draft_pass import DraftPass
+from graphs.launch import Array
+from graphs.plain_ops import THREADS, Stripes
+from kernels.argmax import argmax, stripe_argmax
+from kernels.candidates import tile_maxima, top_candidates
+from kernels.draft_store import store_drafts
+from kernels.gather import gather_rows
+from kernels.head import best_of_stripes
+from kernels.logit_scale import logit_scale
+from kernels.selector import edge_scores, selector_walk
+
+ROW_THREADS = 32
+WARPS = 4
+WARP_THREADS = 32 * WARPS
+RANKING_THREADS = 512
+
+
+def record_pick(run: DraftPass, stripes: Stripes | None) -> None:
+    """scratch.normed -> logits of the masks' rows -> drafts of the rows that have just committed tokens.
+
+    stripes: scratch of an arg max that several blocks share a row of; None: one block a row.
+    """
+    arrays, scratch, shape, rows, k = run.arrays, run.scratch, run.arrays.shape, run.requests, run.k
+    picks, launch, live = rows * k, run.launch, run.live_picks
+    hidden, logits, chosen = _hidden(run, picks), scratch.logits[:picks], scratch.chosen[:picks]
+    launch.matmul(logits, hidden, arrays.head, live)
+    if shape.output_multiplier != 1.0 or shape.logit_cap:
+        blocks = (picks, -(-shape.vocab_size // (8 * THREADS)))
+        launch.launch(logit_scale, blocks, THREADS, logits, shape.output_multiplier, shape.logit_cap, live)
+    if arrays.selector is not None:
+        _record_selector(run, hidden, logits, chosen)
+    elif stripes is None:
+        launch.launch(argmax, picks, THREADS, chosen, logits, shape.vocab_size, live)
+    else:
+        value, column = stripes.best_value, stripes.best_column
+        launch.launch(stripe_argmax, (picks, value.shape[0]), THREADS, value, column, logits, shape.vocab_size, live)
+        launch.launch(best_of_stripes, picks, THREADS, chosen, value, column, live)
+    launch.launch(
+        store_drafts,
+        1,
+        ROW_THREADS,
+        run.state.draft_tokens,
+        run.state.num_draft,
+        chosen,
+        scratch.block_lens[:rows],
+        run.state.finished,
+        run.step.inputs.idx_mapping[:rows],
+        run.step.num_sampled[:rows],
+        run.step.inputs.num_requests,
+    )
+
+
+def _hidden(run: DraftPass, picks: int) -> Array:
+    """The final norm of the masks' rows; those of one request lie together as they are."""
+    normed = run.scratch.normed[: run.count]
+    if run.requests == 1:
+        return normed[1:]
+    hidden = run.scratch.pick_hidden[:picks]
+    run.launch.launch(gather_rows, picks, THREADS, hidden, normed, run.scratch.pick_rows[:picks], run.live_picks)
+    return hidden
+
+
+def _record_selector(run: DraftPass, hidden: Array, logits: Array, chosen: Array) -> None:
+    """Candidates of each row, scores of all pairs of neighbours, and the walk along the best from the anchor on."""
+    selector, scratch, launch, live = run.arrays.selector, run.scratch.selector, run.launch, run.live_picks
+    assert selector is not None
+    assert scratch is not None
+    picks, vocab_size = logits.shape[0], run.arrays.shape.vocab_size
+    best, ids, values = scratch.best[:picks], scratch.ids[:picks], scratch.values[:picks]
+    gate, scores = scratch.gate[:picks], scratch.scores[:picks]
+    launch.launch(tile_maxima, (picks, -(-best.shape[1] // WARPS)), WARP_THREADS, best, logits, vocab_size, live)
+    launch.launch(top_candidates, picks, RANKING_THREADS, ids, values, logits, best, vocab_size, live)
+    launch.matmul(gate, hidden, selector.projection, live)
+    launch.launch(
+        edge_scores,
+        (picks, ids.shape[1]),
+        WARP_THREADS,
+        scores,
+        ids,
+        values,
+        gate,
+        selector.predecessors,
+        selector.successors,
+        run.scratch.block_ids[: run.count],
+        run.k,
+        live,
+    )
+    launch.launch(selector_walk, run.requests, ROW_THREADS, chosen, ids, scores, run.k, run.step.inputs.num_requests)
