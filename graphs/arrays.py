@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphs.launch import Array
+from graphs.sampling_state import SamplingState
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class SlotState:
     min_total_len: Array  # [N] total_len before which a stop token does not end it
     stop_ids: Array  # [N, S] -1 = none
     block_tables: Array  # [N, B] -1 = not allocated
+    sampling: SamplingState
 
 
 @dataclass(frozen=True)

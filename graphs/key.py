@@ -27,29 +27,33 @@ class GraphKey:
         query_len: tokens of each row (1 for decode, 1 + k for verify), 0 where rows differ (mixed) or have none (propose).
         num_tokens: token rows T it was captured for: R * query_len, or the token bucket of a mixed step. Of a propose graph: those
             of the step in front of it where the proposer reads them, else 0.
+        sampled: a step whose tokens are drawn from processed logits, greedy rows among them. False: argmax of the raw logits, for
+            steps in which nobody asks for more.
     """
 
     family: Family
     num_requests: int
     query_len: int
     num_tokens: int
+    sampled: bool = False
 
     def __str__(self) -> str:
         if self.family is Family.PROPOSE:
             tokens = f",T={self.num_tokens}" if self.num_tokens else ""
             return f"propose[R={self.num_requests}{tokens}]"
         sizes = f"R={self.num_requests},T={self.num_tokens}"
-        return f"{self.family.value}[{sizes}]" if not self.query_len else f"{self.family.value}[{sizes},q={self.query_len}]"
+        sizes += f",q={self.query_len}" if self.query_len else ""
+        return f"{self.family.value}[{sizes}]" if not self.sampled else f"{self.family.value}[{sizes},sampled]"
 
     @classmethod
-    def uniform(cls, num_requests: int, query_len: int) -> GraphKey:
+    def uniform(cls, num_requests: int, query_len: int, sampled: bool = False) -> GraphKey:
         """Decode (query_len 1) or verify (1 + k) of `num_requests` rows: token count a multiple of 1 + k by construction."""
         family = Family.DECODE if query_len == 1 else Family.VERIFY
-        return cls(family, num_requests, query_len, num_requests * query_len)
+        return cls(family, num_requests, query_len, num_requests * query_len, sampled)
 
     @classmethod
-    def mixed(cls, num_requests: int, num_tokens: int) -> GraphKey:
-        return cls(Family.MIXED, num_requests, 0, num_tokens)
+    def mixed(cls, num_requests: int, num_tokens: int, sampled: bool = False) -> GraphKey:
+        return cls(Family.MIXED, num_requests, 0, num_tokens, sampled)
 
     @classmethod
     def propose(cls, num_requests: int, num_tokens: int = 0) -> GraphKey:

@@ -11,6 +11,7 @@ from typing import Protocol
 from graphs.arrays import SlotState, StepArrays
 from graphs.key import GraphKey
 from graphs.launch import Array, Launcher
+from graphs.sampled_step import Sampler
 from kernels.accept import accept_greedy, sampled_rejected
 from kernels.advance import advance
 from kernels.combine import combine
@@ -45,11 +46,19 @@ def record_step(
     block_size: int,
     max_model_len: int,
     num_logits: int,
+    sampler: Sampler | None = None,
 ) -> None:
-    """Record a step of at most key.num_requests rows, key.num_tokens tokens and `num_logits` logits rows."""
+    """Record a step of at most key.num_requests rows, key.num_tokens tokens and `num_logits` logits rows.
+
+    sampler: draws the tokens of a step with key.sampled.
+    """
     _record_inputs(launch, key, state, step, block_size, max_model_len)
     target.record(launch, state, step, key.num_tokens, num_logits)
-    _record_accept(launch, key, target.row_argmax, state, step)
+    tokens = target.row_argmax
+    if key.sampled:
+        assert sampler is not None, f"{key} needs a sampler"
+        tokens = sampler.record(launch, key, state, step, num_logits)
+    _record_accept(launch, key, tokens, state, step)
 
 
 def _record_inputs(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from graphs.cpu_matmul import use_threads
+from graphs.sampled_step import Sampler
 from graphs.transformer import DecoderTarget
 from runtime.chat import ChatTemplate
 from runtime.checkpoint.checkpoint import Checkpoint, open_checkpoint
@@ -23,6 +24,7 @@ from runtime.errors import ConfigError, DeviceError
 from runtime.execution_arm import ExecutionArm, resolve_arm
 from runtime.kv_cache import BlockAllocator
 from runtime.mirror_policy import resolve_policy
+from runtime.models.sampling_scratch import allocate_sampling_scratch
 from runtime.models.scratch import allocate_scratch, build_ops
 from runtime.models.spec import ModelSpec
 from runtime.models.upload import kv_cache_bytes, upload_model
@@ -102,7 +104,8 @@ def assemble(
             poison=config.mirror.poison,
             dot_folder=None if config.graphs.dot is None else Path(config.graphs.dot),
         )
-        runner = Runner(device, target, speculation.proposer, sizes, policy, options)
+        sampler = Sampler(target.scratch.logits, allocate_sampling_scratch(device, sizes.num_logits, spec.vocab_size))
+        runner = Runner(device, target, speculation.proposer, sizes, policy, options, sampler=sampler)
         with bars("capturing graphs", "graphs") as advance:
             runner.capture(advance)
     except BaseException:

@@ -16,6 +16,7 @@ class PathCounters:
     Attributes:
         steps: by family of the target's graph.
         padded_rows: rows that were launched beyond the live ones, to fill up a captured size.
+        sampled_steps: steps that took a sampled graph, by what a request in them asked for.
         proposals: launches of a propose graph; one a step wherever something speculates.
         admissions: requests that entered a slot, those that came back after a preemption included.
         collected_late: outcomes that were waited for with a later step already launched: what the asynchronous arm does.
@@ -26,6 +27,7 @@ class PathCounters:
 
     steps: Counter[Family] = field(default_factory=Counter)
     padded_rows: int = 0
+    sampled_steps: Counter[str] = field(default_factory=Counter)
     proposals: int = 0
     admissions: int = 0
     collected_late: int = 0
@@ -47,5 +49,6 @@ class PathCounters:
     def as_dict(self) -> dict[str, Any]:
         values = dict(vars(self))
         values["steps"] = {family.value: count for family, count in sorted(self.steps.items())}
+        values["sampled_steps"] = dict(self.sampled_steps)
         values["fall_outs"] = dict(self.fall_outs)
         return values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
@@ -16,10 +16,12 @@ from graphs.key import Buckets, Family, GraphKey
 from graphs.launch import Launcher
 from graphs.library import GraphLibrary
 from graphs.propose import Proposer
+from graphs.sampled_step import Sampler
 from graphs.step import Target, record_step
 from graphs.tape import TapedLauncher, Tapes
 from kernels.combine import check_arguments
 from kernels.publish import OUTCOME_FIELDS
+from kernels.sampling_slots import admit_sampling
 from kernels.slots import RECORD_FIELDS, admit
 from runtime.device import Device, Stream
 from runtime.errors import ConfigError
@@ -28,6 +30,7 @@ from runtime.mirror_table import MirrorTable
 from runtime.path_counters import PathCounters
 from runtime.phase_clock import NO_PHASES, NoPhases, Phase
 from runtime.plan import Admission, StepPlan, StepResult
+from runtime.sampling_record import sampled_reason, sampling_record
 from runtime.staging import OutcomeRing
 from runtime.step_buffers import StepBuffers, StepSizes
 
@@ -84,6 +87,7 @@ class Runner:
         target: records the model.
         proposer: records the drafts of the next step; None without speculation.
         tapes: where graphs note which ids they drafted, fed and compared, for a gate; None costs nothing.
+        sampler: draws tokens for requests that want more than the argmax of the raw logits; None for a target that has no logits.
 
     Attributes:
         paths: which way the steps went.
@@ -98,9 +102,11 @@ class Runner:
         policy: MirrorPolicy,
         options: RunnerOptions,
         tapes: Tapes | None = None,
+        sampler: Sampler | None = None,
     ) -> None:
         self.device, self.sizes, self.options = device, sizes, options
-        self._target, self._proposer, self._tapes = target, proposer, tapes
+        self._target, self._proposer, self._tapes, self._sampler = target, proposer, tapes, sampler
+        self._sampled_reasons: list[str | None] = [None] * sizes.max_num_seqs
         self.paths = PathCounters()
         self._phases: NoPhases = NO_PHASES
         self.compute: Stream = device.stream("compute")
@@ -138,6 +144,8 @@ class Runner:
         slots = self.sizes.max_num_seqs
         steps = [GraphKey.mixed(slots, tokens) for tokens in self.token_buckets.sizes]
         steps += [GraphKey.uniform(rows, self.query_len) for rows in self.buckets.sizes]
+        if self._sampler is not None:
+            steps += [replace(key, sampled=True) for key in steps]
         if self._proposer is None:
             return steps
         # Keys that propose alike are one graph: a verify step of eight rows and a mixed one of as many tokens, say.
@@ -175,6 +183,7 @@ class Runner:
             block_size=sizes.block_size,
             max_model_len=sizes.max_model_len,
             num_logits=rows * (key.query_len or self.query_len),
+            sampler=self._sampler,
         )
 
     def _instrumented(self, launch: Launcher, key: GraphKey) -> Launcher:
@@ -196,7 +205,7 @@ class Runner:
             self._admit(admission)
         self._stage(plan)
         self._phases.mark(Phase.LAUNCH)
-        key = self._key(plan)
+        key = self._variant(plan, self._key(plan))
         self._run(key)
         self.paths.launched(key, len(plan.rows))
         self.buffers.outcomes.submit(plan.step, self.compute, self.copy)
@@ -222,6 +231,14 @@ class Runner:
         tokens = self.token_buckets.up(plan.num_tokens)
         assert tokens is not None, f"plan of {plan.num_tokens} tokens exceeds the largest bucket {self.token_buckets.sizes}"
         return GraphKey.mixed(self.sizes.max_num_seqs, tokens)
+
+    def _variant(self, plan: StepPlan, key: GraphKey) -> GraphKey:
+        """The sampled graph when a request of the step asks for more than the argmax of the raw logits."""
+        reasons = {self._sampled_reasons[row.slot] for row in plan.rows} - {None}
+        if not reasons:
+            return key
+        self.paths.sampled_steps.update(reason for reason in reasons if reason is not None)
+        return replace(key, sampled=True)
 
     def _propose_key(self, step: GraphKey, rows: int) -> GraphKey:
         """The propose graph behind the graph of a step of at most `rows` rows."""
@@ -254,6 +271,8 @@ class Runner:
         record[:5] = slot, prefill_len, 0, admission.max_total_len, min_total_len
         pack = self.buffers.admission
         pack["record"].write_host(np.concatenate((record, stop_ids)))
+        pack["sampling_record"].write_host(sampling_record(admission.params))
+        self._sampled_reasons[slot] = sampled_reason(admission.params)
         pack["tokens"].write_host(np.array(admission.prefill_tokens, np.int32), slice(0, prefill_len))
         pack.upload(self._admissions, self.compute)
         self._admissions += 1
@@ -278,6 +297,16 @@ class Runner:
                 state.history,
                 pack["record"].device_array,
                 pack["tokens"].device_array,
+            )
+        sampling = state.sampling
+        with table.eager(f"admit {admission.request_id}", reads=("admission",), writes=self.buffers.ADMITTED_SAMPLING):
+            self.compute.launch(
+                admit_sampling,
+                1,
+                ADMIT_THREADS,
+                *(getattr(sampling, name) for name in admit_sampling.params if name in self.buffers.ADMITTED_SAMPLING),
+                pack["record"].device_array,
+                pack["sampling_record"].device_array,
             )
 
     def _stop_ids(self, admission: Admission) -> npt.NDArray[np.int32]:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from graphs.arrays import SlotState, StepArrays, StepInputs
+from graphs.launch import Array
+from graphs.sampling_state import SamplingState
 from kernels.publish import OUTCOME_FIELDS
+from kernels.sampling_slots import SAMPLING_RECORD
 from kernels.slots import RECORD_FIELDS
 from runtime.device import Stream
 from runtime.mirror_pack import MirrorPack
@@ -53,6 +59,9 @@ class StepBuffers:
     ADMITTED_HOST = ("prefill_len", "max_total_len", "min_total_len", "stop_ids")
     ADMITTED_DEVICE = ("num_computed", "total_len", "last_sampled", "draft_tokens", "num_draft", "finished", "history")
 
+    # Written by the admission kernel alone: the host has them in the request's SamplingParams.
+    ADMITTED_SAMPLING = tuple(SamplingState.__dataclass_fields__)
+
     def __init__(self, table: MirrorTable, sizes: StepSizes) -> None:
         self.table = table
         self.sizes = sizes
@@ -78,6 +87,14 @@ class StepBuffers:
             table.create(name, shapes.get(name, (slots,)), Truth.DEVICE_EXACT)
         for name in self.ADMITTED_HOST:
             table.create(name, shapes.get(name, (slots,)), Truth.HOST_EXACT, apart=True)
+        for name, shape, dtype in (
+            ("temperature", (slots,), np.float32),
+            ("seed", (slots, 2), np.int32),
+            ("top_k", (slots,), np.int32),
+            ("top_p", (slots,), np.float32),
+            ("min_p", (slots,), np.float32),
+        ):
+            table.create(name, shape, Truth.DEVICE_EXACT, dtype)
         table.create("block_tables", (slots, sizes.blocks_per_slot), Truth.HOST_EXACT, diffs=True)
         tokens = sizes.max_num_batched_tokens
         for name, shape in (
@@ -99,13 +116,21 @@ class StepBuffers:
         # Every slot may be admitted in every step in flight, and once more in the step that is being prepared.
         self.admission: MirrorPack = table.pack(
             "admission",
-            {"record": (RECORD_FIELDS + sizes.num_stop_ids,), "tokens": (sizes.max_model_len,)},
+            {
+                "record": (RECORD_FIELDS + sizes.num_stop_ids,),
+                "sampling_record": (SAMPLING_RECORD,),
+                "tokens": (sizes.max_model_len,),
+            },
             depth=slots * (table.steps_in_flight + 1),
         )
 
     @property
     def state(self) -> SlotState:
-        return SlotState(**{name: self.table[name].device_array for name in SlotState.__dataclass_fields__})
+        def arrays(names: Iterable[str]) -> dict[str, Array]:
+            return {name: self.table[name].device_array for name in names}
+
+        fields = [name for name in SlotState.__dataclass_fields__ if name != "sampling"]
+        return SlotState(**arrays(fields), sampling=SamplingState(**arrays(self.ADMITTED_SAMPLING)))
 
     @property
     def step(self) -> StepArrays:
@@ -116,8 +141,8 @@ class StepBuffers:
 
     def initialise(self, stream: Stream) -> None:
         """Give every buffer a defined value that nothing may use: a slot that nobody was admitted to reads as empty."""
-        with self.table.eager("initialise", writes=self.ADMITTED_DEVICE):
-            for name in self.ADMITTED_DEVICE:
+        with self.table.eager("initialise", writes=(*self.ADMITTED_DEVICE, *self.ADMITTED_SAMPLING)):
+            for name in (*self.ADMITTED_DEVICE, *self.ADMITTED_SAMPLING):
                 stream.fill(self.table[name].device_array, -1 if name in ("draft_tokens", "history") else 0)
         for name in (*self.ADMITTED_HOST, "block_tables"):
             buffer = self.table[name]

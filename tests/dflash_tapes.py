@@ -52,10 +52,10 @@ def taped_engine(model: TinyModel, drafter: TinyDrafter, *, k: int, **settings: 
     log = DraftLog()
 
     class TapedRunner(Runner):
-        def __init__(self, device: Any, target: Any, proposer: Any, sizes: Any, policy: Any, options: Any) -> None:
+        def __init__(self, device: Any, target: Any, proposer: Any, sizes: Any, policy: Any, options: Any, **rest: Any) -> None:
             log.tapes = allocate_tapes(device, steps=2000, num_slots=sizes.max_num_seqs, num_ids=1 + k)
             log.runner = self
-            super().__init__(device, target, proposer, sizes, policy, options, log.tapes)
+            super().__init__(device, target, proposer, sizes, policy, options, log.tapes, **rest)
 
         def launch(self, plan: StepPlan) -> Any:
             log.plans.append(plan)

@@ -125,7 +125,8 @@ def test_a_replay_leaves_every_array_as_an_eager_step_does(tmp_path_factory: pyt
 
 def everything(runner: Runner) -> dict[str, Any]:
     """Every array of the slots and of the step but the staged inputs, which are the host's."""
-    names = [name for name in (*SlotState.__dataclass_fields__, *StepArrays.__dataclass_fields__) if name != "inputs"]
+    fields = (*SlotState.__dataclass_fields__, *StepArrays.__dataclass_fields__)
+    names = [name for name in fields if name not in ("inputs", "sampling")]
     values = {}
     for name in names:
         owner = runner._state if name in SlotState.__dataclass_fields__ else runner._step

@@ -158,7 +158,8 @@ def test_the_host_cannot_read_what_a_step_has_overtaken(toy: ToyEngine, name: st
 def test_every_array_by_slot_has_a_row_for_every_slot(toy: ToyEngine) -> None:
     """The pools are sized by slots, not by live rows: no length reaches a kernel that could refuse a slot beyond them."""
     state = toy.runner.buffers.state
-    rows = {name: getattr(state, name).shape[0] for name in type(state).__dataclass_fields__}
+    arrays = {**vars(state), **vars(state.sampling)}
+    rows = {name: array.shape[0] for name, array in arrays.items() if name != "sampling"}
     assert rows == dict.fromkeys(rows, toy.options.num_slots)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from graphs.arrays import SlotState
 from graphs.key import Family, GraphKey
 from runtime.engine import Engine
 from runtime.runner import Runner
@@ -62,7 +62,8 @@ def test_captured_sizes_are_whole_requests_and_each_once(opened: Callable[..., t
     _, runner = opened(k=k, scheduler__max_num_seqs=8, graphs__buckets=[1, 2, 4, 8, 2, 64])
     keys = runner.keys()
     assert len(keys) == len(set(keys)) == len(runner.library.graphs)
-    uniform = [key for key in keys if key.family in (Family.DECODE, Family.VERIFY)]
+    assert {replace(key, sampled=True) for key in keys if key.family is not Family.PROPOSE} <= set(keys)
+    uniform = [key for key in keys if key.family in (Family.DECODE, Family.VERIFY) and not key.sampled]
     assert [(key.num_requests, key.num_tokens) for key in uniform] == [(rows, rows * (1 + k)) for rows in (1, 2, 4, 8)]
     proposals = [key.num_requests for key in keys if key.family is Family.PROPOSE]
     assert proposals == ([1, 2, 4, 8] if k else [])
@@ -133,14 +134,15 @@ def test_an_admission_writes_every_field_of_its_slot_and_of_no_other(opened: Cal
     """B1: whatever the slot held. -7 stands for the former owner."""
     engine, runner = opened(k=3, scheduler__max_num_batched_tokens=4, scheduler__max_num_seqs=2)
     state, device = runner._state, runner.device
-    names = [name for name in SlotState.__dataclass_fields__ if name != "block_tables"]
+    arrays = {**vars(state), **vars(state.sampling)}
+    names = [name for name in arrays if name not in ("block_tables", "sampling")]
     for name in names:
-        array = getattr(state, name)
-        device.upload(array, np.full(array.shape, -7, np.int32))
+        array = arrays[name]
+        device.upload(array, np.full(array.shape, -7, array.dtype))
     prompt = [3 + i for i in range(9)]
     engine.submit(prompt, SamplingParams(max_tokens=10, min_tokens=2, stop_token_ids=(20, EOS)))
     engine.step()  # four of nine tokens: nothing is emitted yet
-    held = {name: device.download(getattr(state, name)) for name in names}
+    held = {name: device.download(arrays[name]) for name in names}
     expected: dict[str, Any] = {
         "num_computed": 4,
         "total_len": 9,
@@ -153,6 +155,11 @@ def test_an_admission_writes_every_field_of_its_slot_and_of_no_other(opened: Cal
         "draft_tokens": [-1, -1, -1],
         "history": [*prompt, *[-1] * (64 - 9)],
         "stop_ids": [20, EOS, *[-1] * (held["stop_ids"].shape[1] - 2)],
+        "temperature": 0.0,
+        "seed": [0, 0],
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
     }
     assert set(expected) == set(names)
     for name, values in held.items():

@@ -1,0 +1,40 @@
+"""Sampling parameters of the requests in their slots, and what a drafter says of the distribution that it drew from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graphs.launch import Array
+
+
+@dataclass(frozen=True)
+class SamplingState:
+    """By slot; written by kernels.sampling_slots.admit_sampling alone, every field for each new owner of a slot."""
+
+    temperature: Array  # float32 [N] 0 = greedy
+    seed: Array  # int32 [N, 2] the bits of the request's seed, low word first
+    top_k: Array  # int32 [N] 0 = all
+    top_p: Array  # float32 [N] 1 = all
+    min_p: Array  # float32 [N] 0 = all
+
+
+@dataclass(frozen=True)
+class DraftDistribution:
+    """q of the drafts in SlotState.draft_tokens, where a drafter sampled them: nonzero on K candidates alone.
+
+    Written by the propose graph beside the drafts, read by the verification of the next step. Probabilities of a row sum to 1; ids
+    of a row are distinct, -1 = no candidate (its probability is not read). A proposer without one is certain of its drafts: q = 1.
+    """
+
+    ids: Array  # int32 [N, k, K]
+    probs: Array  # float32 [N, k, K]
+
+
+@dataclass(frozen=True)
+class SamplingScratch:
+    """What a sampled step computes on its way from logits to tokens; contents mean nothing between steps."""
+
+    processed: Array  # float32 [J, V] logits after all processing; masked tokens are -inf
+    best_score: Array  # float32 [S, J] of each stripe of the vocabulary
+    best_column: Array  # int32 [S, J]
+    picks: Array  # int32 [J] the token drawn from each logits row

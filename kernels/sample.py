@@ -1,0 +1,118 @@
+"""Drawing a token from a row of logits: the column of the largest logit + Gumbel noise, which is a sample of the softmax."""
+
+from __future__ import annotations
+
+from kernels.argmax import float_order
+from kernels.lang import MAX_THREADS, NEG_INF, block_max, cuda, device_function, f32, i32, kernel
+from kernels.random import (
+    QUARTER,
+    ROLE_TOKEN,
+    TILE,
+    gumbel,
+    gumbel_bound,
+    high_words,
+    low_words,
+    unsigned,
+    word_of,
+)
+
+NO_COLUMN = i32(2147483647)
+"""Column of a stripe or a row in which nothing is above -inf."""
+
+_LOWEST = i32(-2147483648)
+
+
+@device_function
+def bounded(logit, high):
+    """At least logit + gumbel, as an integer that orders as the float does; NaN lowest."""
+    return float_order(f32(logit + gumbel_bound(high)))
+
+
+@device_function
+def tile_bound(processed, row, tile, first, step, vocab_size, noisy, position, role, k0, k1):
+    """float_order of a bound of the scores of this thread's columns in one tile: cheap, and on a CPU vectorised."""
+    best = i32(_LOWEST)
+    start = i32(tile * i32(TILE))
+    if noisy:
+        if start + i32(TILE) <= vocab_size:
+            for n in range(first, QUARTER, step):
+                w0, w1, w2, w3 = high_words(tile * i32(QUARTER) + i32(n), position, role, k0, k1)
+                at = start + i32(n)
+                best = max(best, bounded(processed[row, at], w0))
+                best = max(best, bounded(processed[row, at + i32(QUARTER)], w1))
+                best = max(best, bounded(processed[row, at + i32(2 * QUARTER)], w2))
+                best = max(best, bounded(processed[row, at + i32(3 * QUARTER)], w3))
+        else:
+            for n in range(first, QUARTER, step):
+                words = high_words(tile * i32(QUARTER) + i32(n), position, role, k0, k1)
+                for which in range(4):
+                    column = start + i32(n) + i32(which) * i32(QUARTER)
+                    if column < vocab_size:
+                        best = max(best, bounded(processed[row, column], word_of(words, which)))
+    else:
+        for column in range(start + first, min(start + i32(TILE), vocab_size), step):
+            best = max(best, float_order(processed[row, column]))
+    return best
+
+
+@kernel(writes=("best_score", "best_column"))
+def race_stripes(
+    best_score, best_column, processed, temperature, seed, token_slot, positions, logits_indices, tiles_per_stripe, num_rows
+):
+    """best_score[s, j], best_column[s, j] = the largest of logit + Gumbel noise in stripe s of row j, and its column.
+
+    best_score  float32 [S, J] out: -inf where nothing is above -inf.   best_column int32 [S, J] out: NO_COLUMN there.
+    processed   float32 [J, V], masked tokens -inf. NaN never wins; the lowest column wins a tie.
+    temperature float32 [N] by slot: rows of a slot at 0 get no noise.   seed int32 [N, 2].
+    token_slot, positions int32 [T];  logits_indices int32 [J].   tiles_per_stripe int32.   num_rows int32 [1] live rows.
+
+    The noise of a column depends on the seed of the row's request, the position of the token that is drawn (one behind that of the
+    row) and the column: kernels/random.py.
+
+    Launch: grid (J, S), threads over the columns of a tile: QUARTER of them suit a GPU. A thread bounds the scores of its columns
+    in a tile and computes them only where the bound passes its best. A block owns its stripes; barriers are reached by all its
+    threads. Capture safe. Oracle: oracle_sampling.race_stripes.
+    """
+    scratch = cuda.shared.array(MAX_THREADS, f32)
+    winner = cuda.shared.array(1, i32)
+    vocab_size = i32(processed.shape[1])
+    stripes = i32(best_score.shape[0])
+    tiles = i32((vocab_size + i32(TILE - 1)) // i32(TILE))
+    first, step = i32(cuda.threadIdx.x), i32(cuda.blockDim.x)
+    for row in range(cuda.blockIdx.x, num_rows[0], cuda.gridDim.x):
+        at = i32(logits_indices[row])
+        slot = i32(token_slot[at])
+        noisy = slot >= i32(0) and temperature[slot] > f32(0.0)
+        k0, k1 = unsigned(seed[max(slot, i32(0)), 0]), unsigned(seed[max(slot, i32(0)), 1])
+        position, role = unsigned(positions[at] + i32(1)), unsigned(i32(ROLE_TOKEN))
+        for stripe in range(cuda.blockIdx.y, stripes, cuda.gridDim.y):
+            value = NEG_INF
+            chosen = NO_COLUMN
+            begin = i32(stripe) * tiles_per_stripe
+            for tile in range(begin, min(begin + tiles_per_stripe, tiles)):
+                bound = tile_bound(processed, row, i32(tile), first, step, vocab_size, noisy, position, role, k0, k1)
+                if bound > float_order(value):
+                    for n in range(first, QUARTER, step):
+                        call = i32(tile) * i32(QUARTER) + i32(n)
+                        highs = high_words(call, position, role, k0, k1)
+                        lows = low_words(call, position, role, k0, k1)
+                        for which in range(4):
+                            column = i32(tile) * i32(TILE) + i32(which) * i32(QUARTER) + i32(n)
+                            if column < vocab_size:
+                                score = processed[row, column]
+                                if noisy:
+                                    score = f32(score + gumbel(word_of(highs, which), word_of(lows, which)))
+                                if score > value or (score == value and column < chosen and score > NEG_INF):
+                                    value = score
+                                    chosen = column
+            largest = block_max(value, scratch)
+            if cuda.threadIdx.x == 0:
+                winner[0] = NO_COLUMN
+            cuda.syncthreads()
+            if value == largest and value > NEG_INF:
+                cuda.atomic.min(winner, 0, chosen)
+            cuda.syncthreads()
+            if cuda.threadIdx.x == 0:
+                best_score[stripe, row] = largest
+                best_column[stripe, row] = winner[0]
+            cuda.syncthreads()
