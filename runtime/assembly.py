@@ -27,7 +27,7 @@ from runtime.mirror_policy import resolve_policy
 from runtime.models.sampling_scratch import allocate_sampling_scratch
 from runtime.models.scratch import allocate_scratch, build_ops
 from runtime.models.spec import ModelSpec
-from runtime.models.upload import kv_cache_bytes, upload_model
+from runtime.models.upload import kv_cache_bytes, streamed_bytes, upload_model
 from runtime.prompts import PromptEncoder
 from runtime.runner import Runner, RunnerOptions
 from runtime.sampling import MAX_STOP_TOKEN_IDS
@@ -118,6 +118,7 @@ def assemble(
         num_speculative_tokens=sizes.num_speculative_tokens,
     )
     description = _describe(config, spec, sizes, blocks, f"{kind}: {device.description} ({reason})", dtype, arm, speculator)
+    description["model"]["streamed_bytes"] = streamed_bytes(model)
     if threads is not None:
         description["runner"]["cpu_threads"] = threads
     return Engine(

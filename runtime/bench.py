@@ -1,4 +1,4 @@
-"""Bench: times a set of prompts on one engine, warm-up first, and reports median and spread.
+"""Bench: times a set of prompts on one engine, warm-up first: medians with their spread, and what a step costs.
 
 Result keys are those of `vllm bench serve --save-result`, so that its tools read the file; what they do not have
 (repetitions, load time, memory, prefill and decode rates of single requests) has names of its own.
@@ -10,9 +10,9 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from itertools import pairwise
 from pathlib import Path
@@ -21,9 +21,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from runtime.config import RunConfig
+from runtime.copy_bandwidth import copy_bandwidth
 from runtime.prompts import Prompt
 from runtime.report import RequestOutput, RunRecord, total_acceptance
 from runtime.sampling import SamplingParams
+from runtime.step_probe import probe_steps
 
 if TYPE_CHECKING:
     from runtime.engine import Engine
@@ -31,53 +33,73 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Bench:
-    """What to time: `prompts` in calls of `max_concurrency`, `num_warmups` times unseen, then `repeats` times."""
+    """What to time.
+
+    prompts       of each repetition
+    num_warmups   repetitions before the clock counts, at each level
+    repeats       timed repetitions at each level
+    levels        requests at a time: prompts go in calls of that many, one level after the other on one engine
+    input_len     instead of prompts: as many random ones of this length as requests at a time
+    """
 
     prompts: Sequence[Prompt]
     num_warmups: int
     repeats: int
-    max_concurrency: int
+    levels: Sequence[int]
+    input_len: int | None = None
 
-    def run(self, config: RunConfig, open_engine: Callable[[], AbstractContextManager[Engine]]) -> dict[str, Any]:
-        """Opens an engine, times it, closes it. Seconds, except where a key ends in _ms."""
+    def filled(self) -> Bench:
+        """With the prompts repeated until they are enough for the highest level."""
+        times = -(-max(self.levels) // len(self.prompts)) if self.prompts else 1
+        return replace(self, prompts=list(self.prompts) * times)
+
+    def run(self, config: RunConfig, open_engine: Callable[[], AbstractContextManager[Engine]]) -> list[dict[str, Any]]:
+        """Opens an engine, times it at every level, closes it. Seconds, except where a key ends in _ms."""
         start = time.perf_counter()
         with open_engine() as engine:
             load_s = time.perf_counter() - start
-            for _ in range(self.num_warmups):
-                self._repetition(engine, config.sampling.params())
-            repetitions = [self._repetition(engine, config.sampling.params()) for _ in range(self.repeats)]
+            # Measured once all that the engine needs is allocated, and before anything else runs.
+            device: Any = engine.runner.device  # type: ignore[attr-defined]
+            bandwidth = copy_bandwidth(device) if device.has_clock else None
+            return [self._level(engine, config, level, load_s, bandwidth) for level in self.levels]
+
+    def _level(
+        self, engine: Engine, config: RunConfig, concurrency: int, load_s: float, bandwidth: float | None
+    ) -> dict[str, Any]:
+        prompts, params = self._prompts_of(engine, concurrency), config.sampling.params()
+
+        def repetition() -> list[RunRecord]:
+            return [_timed(engine, call, params) for call in _calls(prompts, concurrency)]
+
+        for _ in range(self.num_warmups):
+            repetition()
+        repetitions = [repetition() for _ in range(self.repeats)]
         records = [record for records in repetitions for record in records]
         durations = [sum(record.end - record.start for record in records) for records in repetitions]
         outputs = [output for record in records for output in record.outputs()]
-        rates = [
-            sum(len(output.token_ids) for record in records for output in record.outputs()) / duration
-            for records, duration in zip(repetitions, durations, strict=True)
-        ]
-        result = self._header(config) | _counts(outputs, sum(durations)) | _latencies(records, outputs)
+        result = self._header(config, concurrency, len(prompts)) | _counts(outputs, sum(durations))
+        result |= _latencies(records, outputs) | _by_repetition(repetitions, durations)
         result |= {
             "load_s": load_s,
             "peak_memory_bytes": _peak_memory_bytes(),
-            "repetition_durations_s": durations,
-            "repetition_output_throughputs": rates,
-            "median_output_throughput": statistics.median(rates),
-            "output_throughput_spread": (max(rates) - min(rates)) / statistics.median(rates),
-            "token_ids": [[int(token) for token in output.token_ids] for output in outputs[: len(self.prompts)]],
+            "token_ids": [[int(token) for token in output.token_ids] for output in outputs[: len(prompts)]],
         }
-        if self.max_concurrency == 1:
+        if concurrency == 1:
             result |= _single_request_rates(outputs)
-        return result | _acceptance(outputs)
+        result |= _acceptance(outputs)
+        steps = probe_steps(engine, repetition)
+        if "device_step_ms" in steps:
+            steps |= _streaming(engine, outputs, concurrency, steps["device_step_ms"]["median"], bandwidth)
+        return result | {"steps": steps}
 
-    def _repetition(self, engine: Engine, params: SamplingParams) -> list[RunRecord]:
-        records = []
-        for first in range(0, len(self.prompts), self.max_concurrency):
-            prompts = self.prompts[first : first + self.max_concurrency]
-            record = RunRecord(prompts, time.perf_counter())
-            for event in engine.stream(prompts, params):
-                record.add(event, time.perf_counter())
-            records.append(record)
-        return records
+    def _prompts_of(self, engine: Engine, concurrency: int) -> Sequence[Prompt]:
+        if self.input_len is None:
+            return self.prompts
+        vocabulary = engine.info()["model"]["vocab_size"]
+        rng = np.random.default_rng(concurrency)
+        return [rng.integers(vocabulary, size=self.input_len).tolist() for _ in range(concurrency)]
 
-    def _header(self, config: RunConfig) -> dict[str, Any]:
+    def _header(self, config: RunConfig, concurrency: int, num_prompts: int) -> dict[str, Any]:
         return {
             "date": datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S"),
             "endpoint_type": "offline",
@@ -85,10 +107,11 @@ class Bench:
             "label": None,
             "model_id": config.model.source,
             "tokenizer_id": config.model.source,
-            "num_prompts": len(self.prompts) * self.repeats,
+            "num_prompts": num_prompts * self.repeats,
             "request_rate": "inf",
             "burstiness": 1.0,
-            "max_concurrency": self.max_concurrency,
+            "max_concurrency": concurrency,
+            "max_concurrent_requests": min(concurrency, num_prompts),
             "num_warmups": self.num_warmups,
             "repeats": self.repeats,
             "config": config.as_dict(),
@@ -104,39 +127,53 @@ def compared(result: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def render_bench(result: dict[str, Any]) -> str:
-    """The result for a reader."""
-    lines = [
-        f"{result['model_id']}: {result['num_prompts']} requests ({result['repeats']} repetitions after "
-        f"{result['num_warmups']} warm-up), {result['max_concurrency']} at a time",
-        f"load {result['load_s']:.2f} s, peak memory {result['peak_memory_bytes'] / 2**30:.2f} GiB",
-        f"tokens: {result['total_input_tokens']} in, {result['total_output_tokens']} out",
-        f"output: median {result['median_output_throughput']:.1f} tok/s, spread "
-        f"{result['output_throughput_spread'] * 100:.1f} % over repetitions",
-    ]
-    if "prefill_tokens_per_s" in result:
-        lines.append(
-            f"one request: prefill {result['prefill_tokens_per_s']:.1f} tok/s, "
-            f"decode {_rate(result['decode_tokens_per_s'])}"
-        )
-    for name in ("ttft", "tpot", "itl", "e2el"):
-        if f"median_{name}_ms" in result:
-            lines.append(
-                f"{name.upper()}: median {result[f'median_{name}_ms']:.2f} ms, mean {result[f'mean_{name}_ms']:.2f}, "
-                f"std {result[f'std_{name}_ms']:.2f}, p99 {result[f'p99_{name}_ms']:.2f}"
-            )
-    if "spec_decode_acceptance_length" in result:
-        rates = " ".join(f"{rate:.2f}" for rate in result["spec_decode_per_position_acceptance_rates"])
-        lines.append(
-            f"acceptance length {result['spec_decode_acceptance_length']:.2f}, rate "
-            f"{result['spec_decode_acceptance_rate']:.1f} %, per position {rates}, "
-            f"{result['spec_decode_num_drafts']} drafts"
-        )
-    if "speedup" in result:
-        plain = result["without_speculation"]["median_output_throughput"]
-        same = "the same tokens" if result["same_tokens"] else "DIFFERENT TOKENS"
-        lines.append(f"without speculation: {plain:.1f} tok/s; speed-up {result['speedup']:.2f}, {same}")
-    return "\n".join(lines)
+def _calls(prompts: Sequence[Prompt], concurrency: int) -> Iterator[Sequence[Prompt]]:
+    for first in range(0, len(prompts), concurrency):
+        yield prompts[first : first + concurrency]
+
+
+def _timed(engine: Engine, prompts: Sequence[Prompt], params: SamplingParams) -> RunRecord:
+    record = RunRecord(prompts, time.perf_counter())
+    for event in engine.stream(prompts, params):
+        record.add(event, time.perf_counter())
+    return record
+
+
+def _by_repetition(repetitions: Sequence[Sequence[RunRecord]], durations: Sequence[float]) -> dict[str, Any]:
+    """One figure for each repetition, their median, and their spread: largest less smallest, over the median."""
+    rates, tpots = [], []
+    for records, duration in zip(repetitions, durations, strict=True):
+        outputs = [output for record in records for output in record.outputs()]
+        rates.append(sum(len(output.token_ids) for output in outputs) / duration)
+        tpots += [statistics.median(known)] if (known := [o.tpot_s * 1e3 for o in outputs if o.tpot_s is not None]) else []
+    result: dict[str, Any] = {
+        "repetition_durations_s": list(durations),
+        "repetition_output_throughputs": rates,
+        "median_output_throughput": statistics.median(rates),
+        "output_throughput_spread": (max(rates) - min(rates)) / statistics.median(rates),
+    }
+    if tpots:
+        result |= {"repetition_tpots_ms": tpots, "tpot_spread": (max(tpots) - min(tpots)) / statistics.median(tpots)}
+    return result
+
+
+def _streaming(
+    engine: Engine, outputs: Sequence[RequestOutput], concurrency: int, step_ms: float, bandwidth: float | None
+) -> dict[str, Any]:
+    """What a steady step reads, at what rate, and the rate of a copy in the same run. Keys and values are those of sequences that
+    are half finished, which is what the steps of a run have on average."""
+    model, scheduler = engine.info()["model"], engine.info()["scheduler"]
+    length = statistics.fmean(len(output.prompt_token_ids) + len(output.token_ids) / 2 for output in outputs)
+    token_bytes = scheduler["kv_cache_bytes"] / (scheduler["num_blocks"] * scheduler["block_size"])
+    nbytes = {
+        "weight_bytes": model["streamed_bytes"],
+        "kv_bytes": int(concurrency * length * token_bytes),
+    }
+    rate = sum(nbytes.values()) / (step_ms / 1e3)
+    result: dict[str, Any] = nbytes | {"achieved_gb_s": rate / 1e9}
+    if bandwidth is None:
+        return result | {"copy_absent": "no memory was left for a copy of 256 MiB"}
+    return result | {"copy_gb_s": bandwidth / 1e9, "share_of_copy": rate / bandwidth}
 
 
 def _counts(outputs: Sequence[RequestOutput], duration: float) -> dict[str, Any]:
@@ -149,6 +186,7 @@ def _counts(outputs: Sequence[RequestOutput], duration: float) -> dict[str, Any]
         "total_input_tokens": num_in,
         "total_output_tokens": num_out,
         "request_throughput": len(outputs) / duration,
+        "request_goodput": None,
         "output_throughput": num_out / duration,
         "total_token_throughput": (num_in + num_out) / duration,
     }
@@ -209,7 +247,3 @@ def _peak_memory_bytes() -> int:
                 return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def _rate(tokens_per_s: float | None) -> str:
-    return "-" if tokens_per_s is None else f"{tokens_per_s:.1f} tok/s"

@@ -46,7 +46,7 @@ class CudaDevice:
 
     Attributes:
         name: of the GPU. facts: what else is known of it.
-        integrated: host and device share their memory. can_map: kernels can see page-locked memory.
+        integrated: host and device share their memory. can_map: kernels can see page-locked memory. has_clock: events can be timed.
         counters: what was asked of the device.
         frees: arrays freed so far. closers: called at close.
 
@@ -58,6 +58,7 @@ class CudaDevice:
         self.name = self.facts.name
         self.integrated = bool(runtime.deviceGetAttribute(runtime.cudaDevAttrIntegrated, 0))
         self.can_map = bool(runtime.deviceGetAttribute(runtime.cudaDevAttrCanMapHostMemory, 0))
+        self.has_clock = True
         self.poison = poison
         self.counters = DeviceCounters()
         self.capturing: CudaCapture | None = None

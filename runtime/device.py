@@ -67,6 +67,8 @@ class Device(Protocol):
     name: str
     integrated: bool
     can_map: bool
+    has_clock: bool
+    """Events can be made with `timing=True`, and then tell milliseconds_since another."""
 
     @property
     def failed(self) -> bool:

@@ -41,6 +41,7 @@ class VirtualDevice:
             see page-locked memory at all.
 
     Attributes:
+        has_clock: False: time on a modelled device would mean nothing.
         counters: what was asked of the device.
         races: every hazard found so far.
     """
@@ -61,7 +62,7 @@ class VirtualDevice:
             raise DeviceError(f"on_race = {on_race!r}; use raise or record")
         self.executor = executor
         self.name = executor.name
-        self.integrated, self.can_map = integrated, can_map
+        self.integrated, self.can_map, self.has_clock = integrated, can_map, False
         self.poison = poison
         self.counters = DeviceCounters()
         self.races: list[Hazard] = []

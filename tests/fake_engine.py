@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from runtime.config import RunConfig, load_config
@@ -36,6 +36,7 @@ class FakeEngine:
         self.config = config
         self.closed = False
         self.params: list[SamplingParams] = []
+        self.runner = SimpleNamespace(device=SimpleNamespace(has_clock=False))
         FakeEngine.opened.append(self)
 
     @classmethod
@@ -53,6 +54,9 @@ class FakeEngine:
 
     def __exit__(self, *exception: object) -> None:
         self.closed = True
+
+    def trace_phases(self, phases: Any) -> None:
+        """Nothing here has phases."""
 
     def info(self) -> dict[str, Any]:
         return {

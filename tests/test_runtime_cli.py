@@ -165,14 +165,26 @@ def test_bench_writes_the_keys_that_tools_read(config: str, tmp_path: Path) -> N
     assert "spec_decode_acceptance_length" not in data["without_speculation"]
     assert "the same tokens" in result.stdout
     speculating, plain = FakeEngine.opened
-    # One warm-up and two repetitions of two calls each.
-    assert len(speculating.params) == len(plain.params) == 6
+    # One warm-up, two repetitions and one under the probe, of two calls each.
+    assert len(speculating.params) == len(plain.params) == 8
     assert speculating.params[0].ignore_eos
     assert plain.config.speculator.k == 0
 
 
 def test_bench_json_on_stdout_is_all_of_it(config: str) -> None:
     assert json.loads(invoke("bench", config, "--json", "-", "--repeats", "1").stdout)["num_prompts"] == 1
+
+
+@pytest.mark.parametrize("words", [["CONFIG", "--concurrency", "1", "2"], ["--concurrency", "1", "2", "CONFIG"]], ids=" ".join)
+def test_bench_takes_several_concurrencies(config: str, words: list[str]) -> None:
+    result = invoke("bench", *(config if word == "CONFIG" else word for word in words), "--json", "-", "--repeats", "2")
+    assert result.exit_code == 0, result.output
+    runs = json.loads(result.stdout)["runs"]
+    assert [run["max_concurrency"] for run in runs] == [1, 2]
+    # The one prompt of the configuration is repeated until there are enough for the highest level.
+    assert [run["completed"] for run in runs] == [4, 4]
+    assert len(FakeEngine.opened) == 1
+    assert all("no clock of its own" in run["steps"]["device_absent"] for run in runs)
 
 
 def test_version() -> None:
@@ -213,6 +225,13 @@ def assert_user_error(result: subprocess.CompletedProcess[str], message: str) ->
         (["run", "CONFIG", "--frobnicate"], "--frobnicate"),
         (["frobnicate"], "frobnicate"),
         (["bench", "CONFIG", "--repeats", "0"], "repeats"),
+        (["bench", "CONFIG", "--concurrency", "1", "99"], "--concurrency 99: above scheduler.max_num_seqs = 8"),
+        (["bench", "CONFIG", "8"], "argument 8: a number of requests stands behind --concurrency"),
+        (["bench", "--concurrency", "1", "2"], "CONFIG: give one configuration file, got none"),
+        (["bench", "CONFIG", "--concurrency", "1", "0"], "--concurrency 0: must be at least 1"),
+        (["bench", "CONFIG", "--concurrency", "1", "--max-concurrency", "1"], "--concurrency and --max-concurrency"),
+        (["bench", "CONFIG", "--output-len", "4", "--max-tokens", "4"], "--output-len and --max-tokens"),
+        (["bench", "CONFIG", "--input-len", "4", "--prompt", "a"], "leave out --prompt"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -223,8 +242,6 @@ def test_a_users_mistake_is_a_message_and_code_2(
     (tmp_path / "bad.json").write_text('["a",')
     paths = {"CONFIG": config, "LATIN1": str(tmp_path / "latin1.txt"), "JSON": str(tmp_path / "bad.json")}
     result = process(*(paths.get(argument, argument) for argument in arguments))
-    if arguments[0] == "bench" and "--json" in arguments:
-        result.stdout = ""  # the result was measured before its file could not be written, and is shown
     assert_user_error(result, message)
 
 

@@ -33,6 +33,12 @@ def kv_cache_bytes(spec: ModelSpec, num_blocks: int, block_size: int, itemsize: 
     return 2 * spec.num_layers * num_blocks * block_size * spec.kv_size * itemsize
 
 
+def streamed_bytes(model: ModelArrays) -> int:
+    """Bytes of weights that every step reads once. Of an embedding that is no head a step reads a few rows."""
+    layers = (array for layer in model.layers for name, array in vars(layer).items() if not name.endswith("_cache"))
+    return sum(array.nbytes for array in (*layers, model.final_norm, model.head) if array is not None)
+
+
 def upload_model(
     device: Any, spec: ModelSpec, weights: ModelWeights, *, max_model_len: int, num_blocks: int, block_size: int
 ) -> ModelArrays:

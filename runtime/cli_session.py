@@ -1,0 +1,119 @@
+"""What the commands of the command line share: their options, reading settings and prompts, opening the engine, exit codes.
+
+stdout carries answers or one JSON object; log lines, progress and statistics go to stderr. Exit codes: 0 done, 1 a gate is not
+SATISFIED, 2 a mistake of the user (the message says which), 130 interrupted (what was produced is shown), 141 stdout was closed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from runtime.config import RunConfig, load_config
+from runtime.console import progress_bar, silent_bar, start_logging
+from runtime.errors import ConfigError, DeviceError, DraftgraphError, PromptError
+from runtime.prompts import Prompt, check_prompt, read_prompt_file
+
+if TYPE_CHECKING:
+    from runtime.engine import Engine
+
+OPEN_GATE, USER_ERROR, INTERRUPTED, CLOSED_PIPE = 1, 2, 130, 141
+
+ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file, see configs/reference.yaml.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="A.B=C", help="Sets a configuration key; the value is YAML.")
+]
+Prompts = Annotated[list[str] | None, typer.Option("--prompt", "-p", metavar="TEXT", help="A prompt; may be repeated.")]
+PromptFile = Annotated[
+    str | None,
+    typer.Option("--prompt-file", metavar="FILE", help="One prompt a line, or a JSON list of texts, chats or id lists."),
+]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", metavar="N", help="Tokens to produce at most.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No log lines and no progress on stderr.")]
+
+
+def settings_of(path: str, overrides: list[str] | None, max_tokens: int | None = None) -> RunConfig:
+    extra = [] if max_tokens is None else [f"sampling.max_tokens={max_tokens}"]
+    return load_config(path, [*(overrides or []), *extra])
+
+
+def prompts_of(settings: RunConfig, texts: list[str] | None, file: str | None) -> list[Prompt]:
+    """Prompts of the command line (texts first), else of the configuration; shapes are checked before a model loads."""
+    prompts: list[Prompt] = [*(texts or [])]
+    if file is not None:
+        prompts += read_prompt_file(file)
+    prompts = prompts or list(settings.run.prompts)
+    if not prompts:
+        raise PromptError("no prompt: give --prompt TEXT or --prompt-file FILE, or set run.prompts in the configuration")
+    for number, prompt in enumerate(prompts, start=1):
+        check_prompt(prompt, f"prompt {number}")
+    return prompts
+
+
+def open_engine(settings: RunConfig, quiet: bool) -> Engine:
+    """Loads the model. The engine is imported here and not above: numba reads the environment when it is imported."""
+    start_logging(quiet=quiet)
+    if settings.device == "simulator":
+        if "numba" in sys.modules and os.environ.get("NUMBA_ENABLE_CUDASIM") != "1":
+            raise DeviceError(
+                "device = simulator: numba was imported before without its simulator; set NUMBA_ENABLE_CUDASIM=1"
+            )
+        os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
+    from runtime.engine import Engine
+
+    return Engine.from_config(settings, progress=silent_bar if quiet else progress_bar)
+
+
+@contextmanager
+def exits() -> Iterator[None]:
+    """Turns what a command may end with into a message and an exit code."""
+    try:
+        yield
+    except DraftgraphError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(USER_ERROR) from error
+    except KeyboardInterrupt as error:
+        typer.echo("interrupted", err=True)
+        raise typer.Exit(INTERRUPTED) from error
+    except BrokenPipeError as error:
+        # The reader went away, as `| head` does. What is still buffered must not fail again when Python exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(CLOSED_PIPE) from error
+    except OSError as error:
+        # A full disk under stdout, a device that went away. Python flushes once more at exit, which must not fail again.
+        typer.echo(f"error: cannot write the output: {error.strerror or error}", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(USER_ERROR) from error
+
+
+def refuse_unwritable(file: str | None) -> None:
+    """Is a result going to find its file? Asked before the work that yields it. `-` is stdout.
+
+    Raises:
+        ConfigError: a folder that does not exist, a folder in the place of a file, no permission.
+    """
+    if file is None or file == "-":
+        return
+    path = Path(file)
+    existed = path.exists()
+    try:
+        with path.open("a", encoding="utf-8"):
+            pass
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(f"--json {file}: cannot be written: {error.strerror}") from error
+
+
+def write_text(file: str, text: str) -> None:
+    """`text` and a newline into `file`. Raises ConfigError."""
+    try:
+        Path(file).write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--json {file}: cannot be written: {error.strerror}") from error
