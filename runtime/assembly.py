@@ -129,6 +129,7 @@ def assemble(
         config.sampling.params(),
         steps_ahead=arm.steps_ahead,
         description=description,
+        seed=config.seed,
     )
 
 

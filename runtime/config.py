@@ -170,6 +170,7 @@ class RunConfig(Section):
     scheduler: SchedulerConfig = SchedulerConfig()
     speculator: SpeculatorConfig = SpeculatorConfig()
     numerics: Literal["fast", "batch_invariant"] = "fast"
+    seed: int = Field(default=0, ge=0, lt=2**63)
     sampling: SamplingConfig = SamplingConfig()
     run: PromptsConfig = PromptsConfig()
 

@@ -17,6 +17,7 @@ from runtime.plan import StepPlan, StepResult, TokenUpdate
 from runtime.prompts import Prompt, PromptEncoder, as_prompt_list
 from runtime.report import RequestOutput, StreamEvent
 from runtime.request import Request
+from runtime.request_seed import with_seed
 from runtime.sampling import SamplingParams
 from runtime.scheduler import Scheduler
 from runtime.tokenizer import Tokenizer
@@ -59,6 +60,7 @@ class Engine:
     Args:
         description: what `info` says beside what the runner knows.
         steps_ahead: steps that stay in flight while the next is launched: 1 for the asynchronous runner; 0 waits for each step.
+        seed: what the seeds of sampled requests are made from that name none.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Engine:
         *,
         steps_ahead: int,
         description: Mapping[str, Any] | None = None,
+        seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.runner = runner
@@ -83,7 +86,8 @@ class Engine:
         self._description = dict(description or {})
         self._in_flight: deque[Outcome] = deque()
         self._generations: dict[str, Generation] = {}
-        self._request_ids = (f"request-{number}" for number in itertools.count())
+        self._request_numbers = itertools.count()
+        self._seed = seed
         self._closed = False
         self._stopped = False
         self.phases: NoPhases = NO_PHASES
@@ -159,7 +163,9 @@ class Engine:
         return self._queue(index, prompt, token_ids, params or self._default_params)
 
     def _queue(self, index: int, prompt: Prompt, token_ids: Sequence[int], params: SamplingParams) -> Generation:
-        request = Request(next(self._request_ids), token_ids, _checked(params), arrival_time=self._clock())
+        number = next(self._request_numbers)
+        params = with_seed(_checked(params), self._seed, number)
+        request = Request(f"request-{number}", token_ids, params, arrival_time=self._clock())
         speculates = self.scheduler.limits.num_speculative_tokens > 0
         generation = Generation(index, prompt, request, self.tokenizer, speculates)
         self.scheduler.add(request)

@@ -10,16 +10,17 @@ from runtime.errors import SamplingError
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 64
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Parameters of one request. Decoding is greedy: the token of the largest logit, the lowest id on a tie.
+    """Parameters of one request. Greedy decoding takes the token of the largest logit, the lowest id on a tie.
 
     max_tokens       tokens to produce at most, >= 1; a request also ends when it reaches max_model_len
     min_tokens       end-of-text, stop ids and stop strings are ignored until this many tokens exist, 0..max_tokens
-    temperature      0 (greedy) is the only value so far
-    seed             kept with the request for a sampled run; a greedy run gives the same tokens for every seed
+    temperature      0: greedy; 0.01..100: tokens are drawn from the softmax of logits / temperature
+    seed             of a sampled run; None: one of the engine's own. A greedy run gives the same tokens for every seed
     stop             strings that end the request; the text ends before the first of them
     stop_token_ids   token ids that end the request, besides the model's own end-of-text ids
     ignore_eos       do not end at the model's end-of-text ids (stop ids and strings still count)
@@ -58,11 +59,11 @@ def _check_int(name: str, value: object, *, low: int, high: int = 2**31 - 1) -> 
 
 
 def _check_temperature(value: object) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
-        raise SamplingError(f"temperature = {value!r}: must be a number >= 0; use 0 for greedy decoding")
-    if value != 0:
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    # Below 0.01 the quotient of a logit overflows before it says more than greedy decoding does.
+    if not number or not (value == 0 or MIN_TEMPERATURE <= value <= MAX_TEMPERATURE):  # type: ignore[operator]
         raise SamplingError(
-            f"temperature = {value}: sampling is not available in this version, only greedy decoding; set temperature to 0"
+            f"temperature = {value!r}: must be 0 or a number in {MIN_TEMPERATURE}..{MAX_TEMPERATURE}; use 0 for greedy decoding"
         )
 
 

@@ -212,7 +212,7 @@ def assert_user_error(result: subprocess.CompletedProcess[str], message: str) ->
             ["run", "CONFIG", "--set", "speculator.method=ngram", "--set", "scheduler.max_num_batched_tokens=4"],
             "verifying one request takes 5 tokens",
         ),
-        (["run", "CONFIG", "--set", "sampling.temperature=1"], "sampling is not available in this version"),
+        (["run", "CONFIG", "--set", "sampling.temperature=-1"], "sampling is not available in this version"),
         (["run", "CONFIG", "--max-tokens", "0"], "sampling.max_tokens = 0"),
         (["run", "CONFIG", "--prompt", ""], "prompt 1: empty"),
         (["run", "CONFIG", "--set", "run.prompts=[]"], "no prompt: give --prompt"),

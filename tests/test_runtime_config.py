@@ -133,7 +133,7 @@ def test_all_mistakes_come_at_once() -> None:
         ("model.source=null", "model.source = null: must be a valid string"),
         ("speculator.num_speculative_tokens=-1", "must be greater than or equal to 0"),
         ("sampling.stop=x", "sampling.stop = 'x': must be a list"),
-        ("sampling.temperature=0.7", "sampling.temperature = 0.7: sampling is not available in this version"),
+        ("sampling.temperature=-0.7", "sampling.temperature = -0.7: must be 0 or a number in 0.01..100"),
         ("sampling.max_tokens=0", "sampling.max_tokens = 0: must be an integer in 1.."),
         ("run.prompts=[[]]", "run.prompts[0] = []: prompt: empty"),
         ("run.prompts=[[{role: user}]]", "must have exactly the keys role and content"),

@@ -142,7 +142,7 @@ def test_an_unknown_architecture(refused: Refused, model: TinyModel) -> None:
         ("speculator.num_speculative_tokens", 32, ["num_speculative_tokens = 32", "33 tokens", "max_num_batched_tokens = 32"]),
         ("scheduler.max_model_len", 257, ["scheduler.max_model_len = 257", "256", "lower it"]),
         ("device", "tpu", ["device = 'tpu'", "cuda"]),
-        ("sampling.temperature", 0.7, ["temperature = 0.7", "set temperature to 0"]),
+        ("sampling.temperature", -0.7, ["temperature = -0.7", "0.01..100", "use 0 for greedy decoding"]),
         ("model.revision", "main", ["model.revision = main", "remove it"]),
     ],
 )
