@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -108,18 +108,23 @@ def gates(
     case: Annotated[
         list[str] | None, typer.Option("--case", metavar="CASE", help="One case, as a report writes it; may be repeated.")
     ] = None,
+    device: Annotated[
+        Literal["cpu", "cuda"], typer.Option(help="cuda: on the first GPU, whose order of work no schedule decides.")
+    ] = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Prints one JSON object instead of a table.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Proves the runtime on a CPU with a toy model: routing, token identity, and drafts compared by id. Exit code 1 when a gate is
-    not SATISFIED."""
+    """Proves the runtime on a CPU, or on a GPU, with a toy model: routing, token identity, and drafts compared by id. Exit code 1
+    when a gate is not SATISFIED."""
     with exits():
         start_logging(quiet=True)
         from graphs.cpu_executor import CpuExecutor
+        from runtime.device import open_device
         from runtime.gates.case import Case
         from runtime.gates.gates import GATES, run_gate
         from runtime.gates.matrix import scheduled
         from runtime.gates.table import render_reports
+        from runtime.gates.toy_engine import OnGpu, Venue
         from runtime.gates.verdict import Verdict
 
         chosen = list(dict.fromkeys(name.upper() for name in names or GATES))
@@ -128,10 +133,15 @@ def gates(
         if sum((full, schedules, bool(case))) > 1:
             raise ConfigError("gates: --full, --schedules and --case exclude each other; give one of them")
         cases = [Case.parse(text) for text in case] if case else list(scheduled()) if schedules else None
-        bars, executor, reports = silent_bar if quiet else progress_bar, CpuExecutor(), []
+        venue: Venue = CpuExecutor()
+        if device == "cuda":
+            # Opened and closed before the first case, so that a machine without a usable GPU is one error and not one for each case.
+            open_device("cuda").close()
+            venue = OnGpu()
+        bars, reports = silent_bar if quiet else progress_bar, []
         for name in chosen:
             with bars(name, "cases") as advance:
-                reports.append(run_gate(name, executor, cases=cases, everything=full, progress=advance))
+                reports.append(run_gate(name, venue, cases=cases, everything=full, progress=advance))
         satisfied = all(report.verdict is Verdict.SATISFIED for report in reports)
         values = {"satisfied": satisfied, "gates": [report.as_dict() for report in reports]}
         print(json.dumps(values, indent=2) if as_json else render_reports(reports), flush=True)

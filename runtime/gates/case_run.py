@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from graphs.executor import Executor
 from runtime.gates.case import STEP_LIMIT, Case, RequestPlan
 from runtime.gates.device_model import DeviceModel, Drafter
 from runtime.gates.recording import RecordedStep, RecordingRunner
 from runtime.gates.tapes import TapeRow, read_tape
 from runtime.gates.toy import lookup_drafts, scripted_drafts
-from runtime.gates.toy_engine import NGRAM_MAX, NGRAM_MIN, ToyEngine, ToyOptions, open_toy
+from runtime.gates.toy_engine import NGRAM_MAX, NGRAM_MIN, ToyEngine, ToyOptions, Venue, open_toy
 from runtime.generation import Generation
 from runtime.path_counters import PathCounters
 from runtime.runner import Runner
@@ -51,7 +50,7 @@ class CaseRun:
     coverage: Counter[str] = field(default_factory=Counter)
 
 
-def run_case(case: Case, executor: Executor, *, tapes: bool = False, runner_type: type[Runner] = Runner) -> CaseRun:
+def run_case(case: Case, executor: Venue, *, tapes: bool = False, runner_type: type[Runner] = Runner) -> CaseRun:
     """Play `case`. Arrivals are all at the start; cancels come before the step that the case names.
 
     Raises:
@@ -74,7 +73,7 @@ def run_case(case: Case, executor: Executor, *, tapes: bool = False, runner_type
             streamed=streamed,
             steps=recording.steps,
             paths=toy.runner.paths,
-            races=[str(race) for race in toy.device.races],
+            races=toy.races,
             tapes=_read_tapes(toy),
             leaks=_leaks(toy),
             coverage=_coverage(toy, generations),

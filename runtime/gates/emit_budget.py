@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from graphs.executor import Executor
 from kernels.toy import ACCEPT
 from runtime.gates.case import BLOCK_SIZE, Case
 from runtime.gates.recording import RecordingRunner
-from runtime.gates.toy_engine import ToyOptions, open_toy
+from runtime.gates.toy_engine import ToyOptions, Venue, open_toy
 from runtime.runner import Runner
 from runtime.sampling import SamplingParams
 
@@ -62,7 +61,7 @@ def computed_emission(script: Sequence[int], prompt_len: int, k: int, steps: int
     return total - prompt_len
 
 
-def measure_emission(case: Case, executor: Executor, runner_type: type[Runner] = Runner) -> Emission:
+def measure_emission(case: Case, executor: Venue, runner_type: type[Runner] = Runner) -> Emission:
     """Run exactly STEPS steps of requests that do not end, and count what the device emitted."""
     max_len = max(PROMPT_LENS) + STEPS * (1 + case.k) + 2 * (1 + case.k)
     blocks = -(-max_len // BLOCK_SIZE)

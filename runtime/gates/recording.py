@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graphs.key import Family, GraphKey
+from runtime.device import Device
 from runtime.device_counters import DeviceCounters
 from runtime.path_counters import PathCounters
 from runtime.phase_clock import NoPhases
 from runtime.plan import StepPlan, StepResult
 from runtime.runner import Runner, StepOutcome
-from runtime.virtual_device import VirtualDevice
 from runtime.virtual_graph import VirtualGraph
+from runtime.virtual_queue import OperationQueue
 
 
 @dataclass(eq=False)
@@ -68,8 +69,9 @@ class RecordingRunner:
         turn: the present call of Engine.step; whoever calls it counts.
     """
 
-    def __init__(self, runner: Runner, device: VirtualDevice) -> None:
+    def __init__(self, runner: Runner, device: Device) -> None:
         self.runner, self.device = runner, device
+        self._queue: OperationQueue | None = getattr(device, "queue", None)
         self.steps: list[RecordedStep] = []
         self.turn = 0
         self._in_flight: list[RecordedStep] = []
@@ -79,14 +81,14 @@ class RecordingRunner:
         return self.runner.paths
 
     def launch(self, plan: StepPlan) -> RecordedOutcome:
-        launches, counters, enqueued = self.runner.library.launches.copy(), self.device.counters, self.device.queue.num_enqueued
+        launches, counters, enqueued = self.runner.library.launches.copy(), self.device.counters, self._num_enqueued()
         before = counters.copy()
         outcome = self.runner.launch(plan)
         launched = self.runner.library.launches - launches
         proposing = sum(
             count * self._num_operations(key) for key, count in launched.items() if key.family is Family.PROPOSE
         )
-        num_operations = self.device.queue.num_enqueued - enqueued
+        num_operations = self._num_enqueued() - enqueued
         step = RecordedStep(plan, launched, counters.since(before), self.turn, num_operations, proposing)
         self.steps.append(step)
         self._in_flight.append(step)
@@ -99,8 +101,13 @@ class RecordingRunner:
         """`step` has just been collected: what is in flight, and what of it the device has not run."""
         self._in_flight.remove(step)
         step.collected_in, step.behind = self.turn, len(self._in_flight)
-        step.queued = len(self.device.queue)
-        step.needless = step.num_proposing + sum(later.num_operations for later in self._in_flight)
+        if self._queue is not None:
+            step.queued = len(self._queue)
+            step.needless = step.num_proposing + sum(later.num_operations for later in self._in_flight)
+
+    def _num_enqueued(self) -> int:
+        """0 on a GPU, whose queue nobody sees into."""
+        return 0 if self._queue is None else self._queue.num_enqueued
 
     def _num_operations(self, key: GraphKey) -> int:
         """Of the device's queue, for one launch of the graph of `key`."""

@@ -7,10 +7,9 @@ import random
 import tracemalloc
 from dataclasses import dataclass
 
-from graphs.executor import Executor
 from runtime.gates.case import Case
 from runtime.gates.toy import continuation, sequential_decode, text_of
-from runtime.gates.toy_engine import ToyOptions, open_toy
+from runtime.gates.toy_engine import ToyOptions, Venue, open_toy
 from runtime.generation import Generation
 from runtime.runner import Runner
 from runtime.sampling import SamplingParams
@@ -44,7 +43,7 @@ class SoakReport:
 class Soak:
     """Args: seed of everything that is drawn; the rest as runtime.gates.toy_engine.open_toy."""
 
-    def __init__(self, seed: int, executor: Executor, runner_type: type[Runner] = Runner) -> None:
+    def __init__(self, seed: int, executor: Venue, runner_type: type[Runner] = Runner) -> None:
         self._draw = random.Random(seed)
         script = Case(k=K, batch=NUM_SLOTS, accept="ragged", seed=seed).script()
         self._options = ToyOptions(
@@ -127,7 +126,7 @@ class Soak:
             self._mismatches.append(f"{request.request_id}: {got} ({output.finish_reason}); the oracle: {expected} ({reason})")
 
     def _report(self, steps: int, grown_bytes: int, grown_objects: int) -> SoakReport:
-        scheduler, device = self._toy.engine.scheduler, self._toy.device
+        scheduler = self._toy.engine.scheduler
         scheduler.check_integrity()
         held = {"blocks": scheduler.blocks.num_blocks - scheduler.blocks.num_free, "slots": len(scheduler.slots.held)}
         return SoakReport(
@@ -137,7 +136,7 @@ class Soak:
             preemptions=scheduler.counters.preemptions,
             stale_rows=scheduler.counters.stale_rows,
             mismatches=tuple(self._mismatches),
-            races=len(device.races),
+            races=len(self._toy.races),
             grown_bytes=grown_bytes,
             grown_objects=grown_objects,
             held=", ".join(f"{count} {name}" for name, count in held.items() if count),

@@ -1,10 +1,10 @@
-"""The product's engine over the toy target on the virtual device: everything but the model is what a user runs."""
+"""The product's engine over the toy target, on the virtual device or on a GPU: everything but the model is what a user runs."""
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from graphs.propose import NgramProposer, Proposer
 from graphs.tape import Tapes
 from graphs.toy import ScriptedProposer, ToyTarget
 from kernels.toy import VOCABULARY
+from runtime.device import Device, open_device
 from runtime.engine import Engine
 from runtime.gates.tapes import allocate_tapes
 from runtime.gates.toy import toy_tokenizer_source
@@ -30,6 +31,15 @@ from runtime.virtual_queue import Schedule
 
 NGRAM_MIN, NGRAM_MAX = 1, 3
 Speculator = Literal["none", "ngram", "scripted"]
+
+
+@dataclass(frozen=True)
+class OnGpu:
+    """Where an executor is asked for: run on the first visible GPU. It has an order of its own and no race detector."""
+
+
+Venue: TypeAlias = "Executor | OnGpu"
+"""Where toy engines run: the virtual device with this executor, or a GPU."""
 
 
 @dataclass(frozen=True)
@@ -74,19 +84,22 @@ class ToyEngine:
     options: ToyOptions
     engine: Engine
     runner: Runner
-    device: VirtualDevice
+    device: Device
     tapes: Tapes | None
 
+    @property
+    def races(self) -> list[str]:
+        """What the detector found; a GPU has none."""
+        return [str(race) for race in getattr(self.device, "races", [])]
 
-def open_toy(options: ToyOptions, executor: Executor, runner_type: type[Runner] = Runner) -> ToyEngine:
-    """Open and capture. Races are recorded in `device.races`, not raised. Close it by `engine.close()`.
 
-    executor: shared between engines, because it keeps the compiled kernels.
+def open_toy(options: ToyOptions, executor: Venue, runner_type: type[Runner] = Runner) -> ToyEngine:
+    """Open and capture. Races are recorded, not raised. Close it by `engine.close()`.
+
+    executor: shared between engines, because it keeps the compiled kernels; or OnGpu.
     runner_type: the product's runner, or a variant of it that a test wants to see fail.
     """
-    device = VirtualDevice(
-        executor, schedule=options.schedule, seed=options.seed, poison=options.poison, on_race="record"
-    )
+    device = _open_device(options, executor)
     sizes = StepSizes(
         max_num_seqs=options.num_slots,
         num_speculative_tokens=options.k,
@@ -127,7 +140,13 @@ def open_toy(options: ToyOptions, executor: Executor, runner_type: type[Runner] 
     return ToyEngine(options, engine, runner, device, tapes)
 
 
-def _proposer(options: ToyOptions, device: VirtualDevice) -> Proposer | None:
+def _open_device(options: ToyOptions, executor: Venue) -> Device:
+    if isinstance(executor, OnGpu):
+        return open_device("cuda", poison=options.poison)
+    return VirtualDevice(executor, schedule=options.schedule, seed=options.seed, poison=options.poison, on_race="record")
+
+
+def _proposer(options: ToyOptions, device: Device) -> Proposer | None:
     if options.k == 0 or options.speculator == "none":
         return None
     if options.speculator == "ngram":
