@@ -135,7 +135,7 @@ def gates(
         cases = [Case.parse(text) for text in case] if case else list(scheduled()) if schedules else None
         venue: Venue = CpuExecutor()
         if device == "cuda":
-            # Opened and closed before the first case, so that a machine without a usable GPU is one error and not one for each case.
+            # Opened before the first case: a machine without a usable GPU is one error, not one for each case.
             open_device("cuda").close()
             venue = OnGpu()
         bars, reports = silent_bar if quiet else progress_bar, []
