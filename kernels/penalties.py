@@ -1,8 +1,64 @@
-"""Token counts by slot, the state that frequency, presence and repetition penalties read."""
+"""Token counts by slot, the state that frequency, presence and repetition penalties read, and the penalties themselves."""
 
 from __future__ import annotations
 
-from kernels.lang import cuda, i32, kernel
+from kernels.lang import cuda, device_function, f32, i32, kernel
+
+IN_PROMPT = i32(1 << 30)
+"""Bit of a count that says: the id stands in the prompt. The bits below count how often it was emitted."""
+
+
+@device_function
+def penalised(logit, count, repetition, presence, frequency):
+    """A logit under the three penalties, for an id with this count (IN_PROMPT included).
+
+    Repetition (Keskar et al., 2019: CTRL) divides a positive logit and multiplies any other, of an id in prompt or output.
+    Frequency is subtracted once for each time the id was emitted, presence once if it was: the prompt does not count for them.
+    """
+    emitted = i32(count & (IN_PROMPT - i32(1)))
+    result = logit
+    if count != i32(0):
+        result = logit / repetition if logit > f32(0.0) else logit * repetition
+    if emitted > i32(0):
+        result -= frequency * f32(emitted) + presence
+    return result
+
+
+@kernel(writes=("counts",))
+def begin_counts(counts, record, tokens):
+    """Counts of a request that enters a slot: nothing of the previous owner stays.
+
+    counts int32 [N, V] out: row of the slot = IN_PROMPT for ids of the prompt, plus how often an id was emitted before (after a
+                             preemption the tokens already returned are known at admission).
+    record int32 [>= 3]: slot, prompt length, tokens known (prompt and output).     tokens int32 [>= tokens known].
+    Ids outside [0, V) count nothing; a slot outside [0, N) writes nothing.
+
+    Launch: one block of any size; grid 1, because the row is cleared behind a barrier. Capture safe.
+    Oracle: kernels.oracle_process.begin_counts.
+    """
+    tid = i32(cuda.threadIdx.x)
+    threads = i32(cuda.blockDim.x)
+    slot = i32(record[0])
+    vocab = i32(counts.shape[1])
+    inside = slot >= i32(0) and slot < i32(counts.shape[0])
+    prompt = min(i32(record[1]), i32(tokens.shape[0]))
+    known = min(i32(record[2]), i32(tokens.shape[0]))
+    if inside:
+        for i in range(tid, vocab, threads):
+            counts[slot, i] = i32(0)
+    cuda.syncthreads()
+    if inside:
+        # An id that stands twice in the prompt is stored twice, with the same value.
+        for i in range(tid, prompt, threads):
+            token = i32(tokens[i])
+            if token >= i32(0) and token < vocab:
+                counts[slot, token] = IN_PROMPT
+    cuda.syncthreads()
+    if inside:
+        for i in range(prompt + tid, known, threads):
+            token = i32(tokens[i])
+            if token >= i32(0) and token < vocab:
+                cuda.atomic.add(counts, (slot, token), i32(1))
 
 
 @kernel(writes=("counts",))

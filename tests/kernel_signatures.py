@@ -25,10 +25,10 @@ SIGNATURES: dict[str, str] = {
     "stripe_argmax": "f2 i2 s2 i i1",
     "fill_random": "s1 f i",
     # fused decode
-    "embed_squares": "f2 f2 s2 i1 i1",
-    "norm_project": "f2 f2 f1 f2 s2 f i i1",
-    "norm_gate_up": "s2 f2 f1 f2 s2 f i i1",
-    "project_residual": "f2 f2 s2 s2 i i1",
+    "embed_squares": "f2 s2 f2 s2 f1 i1 i1",
+    "norm_project": "f2 s2 f2 s2 f i i i1",
+    "norm_gate_up": "s2 s2 f2 s2 f i i1",
+    "project_residual": "f2 s2 f2 s2 s2 f1 i i1",
     "rotate_store": "s2 s4 s4 f2 f2 i1 i1 i i1",
     "norm_rotate_store": "s2 s4 s4 f2 f1 f1 f2 i1 i1 i f i1",
     "attend": "s2 f4 f4 i3 s2 s4 s4 i2 i1 i1 i1 i f i1",
@@ -56,9 +56,10 @@ SIGNATURES: dict[str, str] = {
     "scale_logits": "f2 s2 f1 i1 i1 i1",
     "race_stripes": "f2 i2 f2 f1 i2 i1 i1 i1 i i1",
     # logits processing
-    "adjust_logits": "f2 f2 f1 f1 f1 f1 i2 i2 f2 i1 i2 i1 i1 i1 i1 i1",
-    "forbid_tokens": "f2 i2 i1 i1 i2 i2 i2 i1 i1 i1 i1 i1",
+    "adjust_logits": "f2 f2 f1 f1 f1 f1 i2 i1 i2 f2 i1 i2 i1 i1 i1 i1 i1",
+    "forbid_tokens": "f2 i2 i1 i1 i2 i1 i2 i2 i1 i1 i1 i1 i1",
     "filter_logits": "f2 f1 i1 f1 f1 i1 i1",
+    "publish_logprobs": "i4 f2 i i2 f2 i2 i1 i1 i1 i1 i1",
     # block drafters
     "tap": "s2 f2 i i1",
     "context_cells": "i1 i1 i1 i1 i1 i1 i1",

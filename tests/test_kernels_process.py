@@ -1,0 +1,271 @@
+"""Kernels of logits processing against their NumPy oracles, under njit and in the simulator, over grids and block sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels import oracle_process as oracle
+from kernels.penalties import IN_PROMPT, begin_counts
+from kernels.process_adjust import adjust_logits, forbid_tokens
+from kernels.process_filter import filter_logits
+from tests.kernel_cases import Launch, floats, launches, live, poisoned, untouched
+
+STRIPED = launches((1, 1), ((2, 2), 3), ((5, 3), 8))
+ROWS = launches((1, 1), (2, 3), (7, 8))
+ONE_BLOCK = launches((1, 1), (1, 3), (1, 32))
+
+VOCAB = 70
+SLOTS = 5
+FLAG = int(IN_PROMPT)
+
+
+def integers(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def bits(*ids: int) -> np.ndarray:
+    """int32 [W]: the words of a set of ids."""
+    flags = np.zeros(-(-VOCAB // 32) * 32, np.uint8)
+    flags[list(ids)] = 1
+    return np.packbits(flags, bitorder="little").view(np.int32)
+
+
+# Logits rows of a step: slot 3 verifies three drafts (4 rows), slot 0 decodes, slot 4 verifies a draft and a -1, slot 9 does not
+# exist; two pads. Input ids stand elsewhere than logits rows, as behind a prefill.
+SLOT_OF_ROW = integers(3, 3, 3, 3, 0, 4, 4, 4, 9, -1, -1)
+LOCAL = integers(0, 1, 2, 3, 0, 0, 1, 2, 0, 0, 0)
+INPUT_IDS = integers(60, 61, 62, 50, 7, 7, 9, 51, 52, 7, -1, 5, -1, -1)
+INDICES = integers(3, 4, 5, 6, 7, 8, 9, 10, 11, 0, 0)
+BLOCK = {"slot_of_row": SLOT_OF_ROW, "local_position": LOCAL, "input_ids": INPUT_IDS, "logits_indices": INDICES}
+
+
+def counts_case() -> np.ndarray:
+    counts = np.zeros((SLOTS, VOCAB), np.int32)
+    counts[3, [1, 7]] = FLAG, 2
+    counts[4, [5, 52]] = FLAG + 3, 1
+    counts[0] = 9  # of a slot without penalties: read by nobody
+    return counts
+
+
+def adjust_case(rows: int = 9) -> dict[str, Any]:
+    bias_ids = np.full((SLOTS, 4), -1, np.int32)
+    bias_values = np.full((SLOTS, 4), np.nan, np.float32)
+    bias_ids[3, :2], bias_values[3, :2] = (7, 69), (1.25, -100)
+    bias_ids[0, :2], bias_values[0, :2] = (31, 5), (3, 77)  # the second is of an earlier owner
+    allowed = np.zeros((SLOTS, 3), np.int32)
+    allowed[0] = bits(0, 31, 32, 63, 64, 69)
+    logits = 3 * floats(1, len(SLOT_OF_ROW), VOCAB + 2)
+    logits[:, VOCAB:] = 99  # padding of the head
+    logits[4, 31:34] = np.nan, np.inf, -np.inf
+    return {
+        "processed": untouched(len(SLOT_OF_ROW), VOCAB),
+        "logits": poisoned(logits, rows),
+        "temperature": np.array([0, 1, 1, 0.7, 2], np.float32),
+        "repetition": np.array([1, 1, 1, 1.5, 1], np.float32),
+        "presence": np.array([0, 0, 0, 0.25, -0.5], np.float32),
+        "frequency": np.array([0, 0, 0, 0.5, 1.5], np.float32),
+        "counts": counts_case(),
+        "num_bias": integers(1, 0, 0, 2, 0),
+        "bias_ids": bias_ids,
+        "bias_values": bias_values,
+        "restricted": integers(1, 0, 0, 0, 0),
+        "allowed": allowed,
+        **BLOCK,
+        "num_rows": live(rows),
+    }
+
+
+@STRIPED
+@pytest.mark.parametrize("rows", [0, 1, 6, 9])
+def test_adjust_logits(launch: Launch, rows: int) -> None:
+    args = adjust_case(rows)
+    launch.check(adjust_logits, args, {"processed": oracle.adjust_logits(**args)})
+
+
+@STRIPED
+def test_the_accepted_prefix_counts_within_the_block(launch: Launch) -> None:
+    """VECTORS 6.2 L1 and 6.6 V7: drafts 1, 1, 1; frequency 1.5 moves row 1 below 99 at once, 0.7 only row 2."""
+    logits = np.full((8, VOCAB), -100, np.float32)
+    logits[:, 1], logits[:, 15] = 100, 99
+    args = adjust_case() | {
+        "logits": logits,
+        "processed": untouched(8, VOCAB),
+        "temperature": np.zeros(2, np.float32),
+        "repetition": np.ones(2, np.float32),
+        "presence": np.zeros(2, np.float32),
+        "frequency": np.array([1.5, 0.7], np.float32),
+        "counts": np.zeros((2, VOCAB), np.int32),
+        "num_bias": np.zeros(2, np.int32),
+        "bias_ids": np.full((2, 1), -1, np.int32),
+        "bias_values": np.zeros((2, 1), np.float32),
+        "restricted": np.zeros(2, np.int32),
+        "allowed": np.zeros((2, 3), np.int32),
+        "slot_of_row": integers(0, 0, 0, 0, 1, 1, 1, 1),
+        "local_position": integers(0, 1, 2, 3, 0, 1, 2, 3),
+        "input_ids": integers(2, 1, 1, 1, 4, 1, 1, 1),
+        "logits_indices": np.arange(8, dtype=np.int32),
+        "num_rows": live(8),
+    }
+    expected = oracle.adjust_logits(**args)
+    launch.check(adjust_logits, args, {"processed": expected})
+    assert expected.argmax(1).tolist() == [1, 15, 15, 15, 1, 1, 15, 15]
+
+
+def test_penalties_of_the_vectors() -> None:
+    """VECTORS 6.6 V7: prompt 1, 2, 3, 2, output 7, 7; the prompt counts for repetition alone."""
+    counts = oracle.begin_counts(np.full((1, 9), 5, np.int32), integers(0, 4, 6), integers(1, 2, 3, 2, 7, 7))
+    logits = np.array([2, 2, 2, -2, 2, 2, 2, 2, -2], np.float32)
+    expected = np.array([2, 2 / 1.5, 2 / 1.5, -3, 2, 2, 2, 2 / 1.5 - 0.8, -2], np.float32)
+    np.testing.assert_allclose(oracle.penalised(logits, counts[0], 1.5, 0.2, 0.3), expected, rtol=1e-6)
+
+
+@ONE_BLOCK
+@pytest.mark.parametrize("record", [(2, 4, 7), (0, 3, 3), (1, 0, 0), (-1, 2, 2), (SLOTS, 2, 2)], ids=str)
+def test_begin_counts(launch: Launch, record: tuple[int, int, int]) -> None:
+    args = {
+        "counts": np.full((SLOTS, VOCAB), 77, np.int32),  # of the slot's last owner
+        "record": integers(*record),
+        "tokens": integers(3, 5, 3, 69, 5, 5, 4, -7, 1000),
+    }
+    launch.check(begin_counts, args, {"counts": oracle.begin_counts(**args)})
+
+
+def forbid_case(rows: int = 9) -> dict[str, Any]:
+    history = np.full((SLOTS, 12), -1, np.int32)
+    history[3, :6] = 10, 11, 12, 7, 50, 7  # ends in 50, 7; drafts 7, 7, 9 follow
+    history[4, :3] = 10, 11, 52
+    history[0, :2] = 10, 51
+    bad_starts = np.zeros((SLOTS, 5), np.int32)
+    bad_tokens = np.full((SLOTS, 12), -7, np.int32)
+    # [12]; [50, 7, 20]: behind the committed tokens; [7, 7, 21]: across the border and inside the block; [7, 9, 7]
+    bad_tokens[3, :10] = 12, 50, 7, 20, 7, 7, 21, 7, 9, 7
+    bad_starts[3] = 0, 1, 4, 7, 10
+    bad_tokens[4, :6] = 52, 7, 40, 1, 2, 3
+    bad_starts[4] = 0, 3, 6, 6, 6  # the second word is of an earlier owner
+    # Longer than what there is.
+    bad_tokens[0, :4] = 9, 10, 51, 30
+    bad_starts[0] = 0, 4, 4, 4, 4
+    return {
+        "processed": poisoned(floats(2, len(SLOT_OF_ROW), VOCAB), rows),
+        "history": history,
+        "total_len": integers(2, 0, 0, 6, 3),
+        "min_total_len": integers(2, 0, 0, 8, 4),
+        "stop_ids": np.array([[2, -1], [2, -1], [-1, -1], [2, 33], [1, 1000]], np.int32),
+        "num_bad": integers(1, 0, 0, 4, 1),
+        "bad_starts": bad_starts,
+        "bad_tokens": bad_tokens,
+        **BLOCK,
+        "num_rows": live(rows),
+    }
+
+
+@ROWS
+@pytest.mark.parametrize("rows", [0, 5, 9])
+def test_forbid_tokens(launch: Launch, rows: int) -> None:
+    args = forbid_case(rows)
+    launch.check(forbid_tokens, args, {"processed": oracle.forbid_tokens(**args)})
+
+
+def test_forbidden_tokens_by_hand() -> None:
+    """What the case says, without the oracle's arithmetic: min_tokens ends inside a block, words match across its border."""
+    masked = [set(np.flatnonzero(row == -np.inf)) for row in oracle.forbid_tokens(**forbid_case())]
+    assert masked[:4] == [{12, 20, 2, 33}, {12, 21, 2, 33}, {12, 21}, {12, 7}]
+    assert masked[4:] == [set(), {1}, {40}, set(), set(), set(), set()]
+
+
+# ---- top_k, top_p, min_p ---------------------------------------------------------------------------------------------
+
+
+def filter_case(logits: np.ndarray, settings: list[tuple[float, int, float, float]], rows: int | None = None) -> dict[str, Any]:
+    """Slot s has settings[s] = temperature, top_k, top_p, min_p; row j belongs to slot j % len."""
+    count = len(logits) if rows is None else rows
+    slots = np.array(settings, np.float64)
+    return {
+        "processed": logits,
+        "temperature": slots[:, 0].astype(np.float32),
+        "top_k": slots[:, 1].astype(np.int32),
+        "top_p": slots[:, 2].astype(np.float32),
+        "min_p": slots[:, 3].astype(np.float32),
+        "slot_of_row": (np.arange(len(logits)) % len(settings)).astype(np.int32),
+        "num_rows": live(count),
+    }
+
+
+MIXED = [(1, 0, 0.9, 0), (0, 3, 0.5, 0.5), (0.7, 5, 1, 0), (1, 0, 1, 0.05), (1.5, 20, 0.8, 0.01), (1, 0, 1, 0), (1, 1, 1, 0)]
+
+
+@ROWS
+@pytest.mark.parametrize("spread", [0.01, 1.0, 8.0])
+def test_filter_logits(launch: Launch, spread: float) -> None:
+    logits = spread * floats(3, 15, VOCAB)
+    logits[3, ::2] = -np.inf
+    args = filter_case(logits, MIXED, rows=13)
+    launch.check(filter_logits, args, {"processed": oracle.filter_logits(**args)})
+
+
+@ROWS
+def test_filter_logits_keeps_equals_and_survives_rows_of_one_value(launch: Launch) -> None:
+    logits = np.zeros((5, VOCAB), np.float32)
+    logits[1, :4] = 5, 3, 3, 3
+    logits[2] = -np.inf
+    logits[3] = -np.inf
+    logits[3, 17] = -40
+    logits[4] = -1e30
+    logits[4, 2] = 1e30
+    for setting in [(1.0, 2, 1.0, 0.0), (1.0, 0, 0.5, 0.0), (1.0, 0, 1.0, 0.5), (1.0, 2, 0.01, 0.5)]:
+        args = filter_case(logits, [setting])
+        expected = oracle.filter_logits(**args)
+        launch.check(filter_logits, args, {"processed": expected})
+        assert (expected[3] == logits[3]).all()
+    kept = oracle.filter_logits(**filter_case(logits, [(1.0, 2, 1.0, 0.0)]))
+    assert np.flatnonzero(kept[1] > -np.inf).tolist() == [0, 1, 2, 3]  # the third and fourth equal the second
+    assert (kept[0] == 0).all()
+
+
+NJIT = Launch("cpu")
+
+
+@pytest.mark.parametrize("vocab", [100, 8193, 49152, 151936])
+@pytest.mark.parametrize("kind", ["normal", "peaked", "flat", "stairs", "clusters", "equal"])
+def test_filter_logits_of_whole_vocabularies(vocab: int, kind: str) -> None:
+    """Rows for which the threshold lies in the first histogram, in its last bucket, and among thousands of near equals."""
+    noise = floats(vocab, 3, vocab)
+    logits = {
+        "normal": 2.5 * noise,
+        "peaked": noise + np.where(np.arange(vocab) == vocab // 3, 30, 0).astype(np.float32),
+        "flat": 1e-3 * noise,
+        "stairs": np.floor(3 * noise),
+        "clusters": np.where(noise > 0, 1e-6 * noise, -20 + 1e-5 * noise).astype(np.float32),
+        "equal": np.full((3, vocab), 1.5, np.float32),
+    }[kind].astype(np.float32)
+    for setting in [(1, 50, 1, 0), (1, vocab - 3, 1, 0), (1, 0, 0.9, 0), (1, 0, 0.999, 0), (1, 0, 0.05, 0), (1, 40, 0.9, 1e-3)]:
+        args = filter_case(logits, [setting])
+        NJIT.check(filter_logits, args, {"processed": oracle.filter_logits(**args)})
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_filter_logits_of_any_row(data: st.DataObject) -> None:
+    width = data.draw(st.integers(1, 40))
+    values = st.one_of(
+        st.floats(-30, 30, width=32), st.sampled_from([0.0, -0.0, 1.0, -np.inf, 1e30, -1e30, 1e-38, -1e-38, 1e-45])
+    )
+    row = np.array(data.draw(st.lists(values, min_size=width, max_size=width)), np.float32)[None]
+    top_k = data.draw(st.integers(0, width + 2))
+    args = filter_case(row, [(1.0, top_k, 1.0, data.draw(st.sampled_from([0.0, 0.01, 0.5, 1.0])))])
+    NJIT.check(filter_logits, args, {"processed": oracle.filter_logits(**args)})
+    # By weight, sums of another order decide an equal share in another way: kept is what the exact sum, give or take, keeps.
+    share = data.draw(st.floats(0.01, 0.99))
+    held = row.copy()
+    args = filter_case(held, [(1.0, 0, share, 0.0)])
+    NJIT.run(filter_logits, *(args[name] for name in filter_logits.params))
+    least = oracle.filtered(row[0], 0, max(share - 1e-5, 1e-6), 0.0)
+    most = oracle.filtered(row[0], 0, min(share + 1e-5, 1 - 1e-7), 0.0)
+    kept = held[0] > -np.inf
+    assert (kept >= (least > -np.inf)).all()
+    assert (kept <= (most > -np.inf)).all()
