@@ -1,7 +1,10 @@
-"""The engine on a GPU in float32: the tokens of the NumPy reference, whatever the executor, mode, policy, order or delay."""
+"""The engine on a GPU: the tokens of the NumPy reference in float32, those of plain decoding in batch_invariant bfloat16, whatever
+the mode, policy, order or delay."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,16 @@ SHAPES = {
     "qwen2": TinyShape(architecture="qwen2", seed=5),
     "qwen3": TinyShape(architecture="qwen3", seed=6, tied=True),
 }
+BFLOAT16: dict[str, Any] = {"model__dtype": "bfloat16", "numerics": "batch_invariant"}
+MODES: list[dict[str, Any]] = [
+    {"graphs__mode": "eager"},
+    {"runner__async": False},
+    {"mirror__policy": "integrated"},
+    {"mirror__policy": "integrated", "graphs__mode": "eager"},
+    {"runner__steps_in_flight": 4},
+    {"graphs__buckets": [4], "graphs__token_buckets": [32]},
+    {"scheduler__max_num_seqs": 1},
+]
 ARRIVALS = [
     Arrival([5, 6, 7, 8, 5, 6, 7, 8, 5, 6], SamplingParams(max_tokens=30, ignore_eos=True), 0),
     Arrival([40, 41, 42], SamplingParams(max_tokens=25), 0),
@@ -52,21 +65,39 @@ def test_tokens_are_the_references(reference: Reference, k: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "overrides",
-    [
-        {"graphs__mode": "eager"},
-        {"runner__async": False},
-        {"mirror__policy": "integrated"},
-        {"mirror__policy": "integrated", "graphs__mode": "eager"},
-        {"runner__steps_in_flight": 4},
-        {"graphs__buckets": [4], "graphs__token_buckets": [32]},
-        {"scheduler__max_num_seqs": 1},
-    ],
-    ids=lambda overrides: " ".join(f"{key}={value}" for key, value in overrides.items()),
+    "overrides", MODES, ids=lambda overrides: " ".join(f"{key}={value}" for key, value in overrides.items())
 )
 def test_every_mode_gives_the_same_tokens(llama: Reference, overrides: dict[str, Any]) -> None:
     with open_gpu(llama.model.path, **overrides) as engine:
         check_outputs(llama, engine, ARRIVALS, drive(engine, ARRIVALS))
+
+
+@pytest.fixture(scope="module")
+def wide_heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Heads of 64, which the operations of 16 bits want."""
+    return tiny_reference(tmp_path_factory.mktemp("wide"), replace(LOOPING, head_dim=64)).model.path
+
+
+@pytest.fixture(scope="module")
+def plain_bfloat16(wide_heads: Path) -> list[tuple[int, ...]]:
+    """What every batch_invariant engine must give, bit for bit: one request at a time, no drafts."""
+    with open_gpu(wide_heads, 0, **BFLOAT16) as engine:
+        return [engine.generate([list(arrival.prompt)], arrival.params)[0].token_ids for arrival in ARRIVALS]
+
+
+@pytest.mark.parametrize("k", [0, 1, 3, 7])
+@pytest.mark.parametrize("overrides", [{}, *MODES], ids=str)
+def test_batch_invariant_bfloat16_is_plain_decoding(
+    wide_heads: Path, plain_bfloat16: list[tuple[int, ...]], k: int, overrides: dict[str, Any]
+) -> None:
+    """Batched, drafted or alone, in every mode: the same bits, so the same tokens."""
+    if overrides and k != 3:
+        pytest.skip("every mode with one k, every k in the usual mode")
+    with open_gpu(wide_heads, k, **(BFLOAT16 | overrides)) as engine:
+        outputs = drive(engine, ARRIVALS)
+    assert [output.token_ids for output in outputs] == plain_bfloat16
+    if k:
+        assert sum(output.acceptance.num_accepted_tokens for output in outputs if output.acceptance is not None) > 0
 
 
 @pytest.mark.parametrize("policy", ["discrete", "integrated"])
