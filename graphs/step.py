@@ -13,6 +13,7 @@ from graphs.key import GraphKey
 from graphs.launch import Array, Launcher
 from graphs.sampled_step import Sampler
 from kernels.accept import accept_greedy, sampled_rejected
+from kernels.accept_synthetic import SYNTHETIC_ONE, accept_synthetic
 from kernels.advance import advance
 from kernels.combine import combine
 from kernels.prefill_inputs import prefill_inputs
@@ -47,10 +48,12 @@ def record_step(
     max_model_len: int,
     num_logits: int,
     sampler: Sampler | None = None,
+    synthetic_acceptance: float | None = None,
 ) -> None:
     """Record a step of at most key.num_requests rows, key.num_tokens tokens and `num_logits` logits rows.
 
     sampler: draws the tokens of a step with key.sampled.
+    synthetic_acceptance: accept this share of drafts by a hash, whatever the target says of them (timing); None = the real walk.
     """
     _record_inputs(launch, key, state, step, block_size, max_model_len)
     target.record(launch, state, step, key.num_tokens, num_logits)
@@ -58,7 +61,7 @@ def record_step(
     if key.sampled:
         assert sampler is not None, f"{key} needs a sampler"
         tokens = sampler.record(launch, key, state, step, num_logits)
-    _record_accept(launch, key, tokens, state, step)
+    _record_accept(launch, key, tokens, state, step, synthetic_acceptance)
 
 
 def _record_inputs(
@@ -117,26 +120,22 @@ def _record_inputs(
     )
 
 
-def _record_accept(launch: Launcher, key: GraphKey, row_argmax: Array, state: SlotState, step: StepArrays) -> None:
+def _record_accept(
+    launch: Launcher, key: GraphKey, row_argmax: Array, state: SlotState, step: StepArrays, synthetic_acceptance: float | None
+) -> None:
     """Argmax rows -> accepted tokens -> lengths, history and stops on the device -> the outcome the host will collect."""
     inputs, rows = step.inputs, key.num_requests
     idx_mapping, query_start_loc = inputs.idx_mapping[:rows], inputs.query_start_loc[: rows + 1]
     cu_num_logits, seq_lens = inputs.cu_num_logits[: rows + 1], step.seq_lens[:rows]
     sampled, num_sampled = step.sampled[:rows], step.num_sampled[:rows]
     num_rejected, num_drafts = step.num_rejected[:rows], step.num_drafts[:rows]
-    launch.launch(
-        accept_greedy,
-        1,
-        ROW_THREADS,
-        sampled,
-        num_sampled,
-        num_drafts,
-        row_argmax,
-        step.input_token_ids,
-        step.logits_indices,
-        cu_num_logits,
-        inputs.num_requests,
-    )
+    walk = (sampled, num_sampled, num_drafts, row_argmax, step.input_token_ids, step.logits_indices, cu_num_logits)
+    if synthetic_acceptance is None:
+        launch.launch(accept_greedy, 1, ROW_THREADS, *walk, inputs.num_requests)
+    else:
+        threshold = round(synthetic_acceptance * SYNTHETIC_ONE)
+        arguments = (*walk, idx_mapping, step.positions, threshold, inputs.num_requests)
+        launch.launch(accept_synthetic, 1, ROW_THREADS, *arguments)
     launch.launch(
         sampled_rejected,
         1,

@@ -103,6 +103,7 @@ def assemble(
             eos_token_ids=eos,
             poison=config.mirror.poison,
             dot_folder=None if config.graphs.dot is None else Path(config.graphs.dot),
+            synthetic_acceptance=config.speculator.synthetic_acceptance,
         )
         sampler = Sampler(target.scratch.logits, allocate_sampling_scratch(device, sizes.num_logits, spec.vocab_size))
         runner = Runner(device, target, speculation.proposer, sizes, policy, options, sampler=sampler)
@@ -116,9 +117,13 @@ def assemble(
         max_model_len=asked_model_len,
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         num_speculative_tokens=sizes.num_speculative_tokens,
+        synthetic_acceptance=config.speculator.synthetic_acceptance,
     )
     description = _describe(config, spec, sizes, blocks, f"{kind}: {device.description} ({reason})", dtype, arm, speculator)
     description["model"]["streamed_bytes"] = streamed_bytes(model)
+    if config.speculator.synthetic_acceptance is not None:
+        logger.warning("speculator.acceptance = %s: for timing, the text means nothing", config.speculator.acceptance)
+        description["speculator"]["acceptance"] = config.speculator.acceptance
     if threads is not None:
         description["runner"]["cpu_threads"] = threads
     return Engine(

@@ -104,7 +104,7 @@ class Bench:
             "date": datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S"),
             "endpoint_type": "offline",
             "backend": "draftgraph",
-            "label": None,
+            "label": None if config.speculator.synthetic_acceptance is None else f"acceptance {config.speculator.acceptance}",
             "model_id": config.model.source,
             "tokenizer_id": config.model.source,
             "num_prompts": num_prompts * self.repeats,
@@ -227,7 +227,8 @@ def _acceptance(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     acceptance = total_acceptance(outputs)
     if acceptance is None:
         return {}
-    return {
+    marked = {} if acceptance.synthetic is None else {"acceptance": f"synthetic:{acceptance.synthetic:g}"}
+    return marked | {
         "spec_decode_acceptance_rate": acceptance.draft_acceptance_rate * 100.0,
         "spec_decode_acceptance_length": acceptance.mean_acceptance_length,
         "spec_decode_num_drafts": acceptance.num_drafts,

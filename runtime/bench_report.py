@@ -32,8 +32,9 @@ def render_bench(result: dict[str, Any]) -> str:
             )
     if "spec_decode_acceptance_length" in result:
         rates = " ".join(f"{rate:.2f}" for rate in result["spec_decode_per_position_acceptance_rates"])
+        synthetic = f"{result['acceptance']}: " if "acceptance" in result else ""
         lines.append(
-            f"acceptance length {result['spec_decode_acceptance_length']:.2f}, rate "
+            f"{synthetic}acceptance length {result['spec_decode_acceptance_length']:.2f}, rate "
             f"{result['spec_decode_acceptance_rate']:.1f} %, per position {rates}, "
             f"{result['spec_decode_num_drafts']} drafts"
         )

@@ -38,6 +38,10 @@ def bench(
     output_len: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="As --max-tokens N --ignore-eos: every answer has N tokens.")
     ] = None,
+    acceptance: Annotated[
+        str | None,
+        typer.Option(metavar="synthetic:RATE", help="Accepts that share of drafts by a hash: for timing, the text means nothing."),
+    ] = None,
     num_warmups: Annotated[int, typer.Option(min=0, help="Runs of all prompts before the clock counts.")] = 1,
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of all prompts.")] = 5,
     max_concurrency: Annotated[
@@ -64,6 +68,7 @@ def bench(
         if input_len is not None and (prompt or prompt_file):
             raise ConfigError("--input-len makes prompts of its own; leave out --prompt and --prompt-file")
         extra = ["sampling.ignore_eos=true"] if ignore_eos or output_len is not None else []
+        extra += [] if acceptance is None else [f"speculator.acceptance={acceptance}"]
         settings = settings_of(config, [*(set_ or []), *extra], output_len if output_len is not None else max_tokens)
         _refuse_too_many(settings, levels)
         # Imported once the command line is known to be right.

@@ -49,6 +49,19 @@ def _block_size(value: object) -> int:
     raise PydanticCustomError("block_size", f"must be a power of two in 1..{MAX_BLOCK_SIZE}")
 
 
+def _acceptance(value: object) -> str:
+    """`real`, or `synthetic:RATE` with a rate of 0..1."""
+    if value == "real":
+        return "real"
+    kind, _, rate = value.partition(":") if isinstance(value, str) else ("", "", "")
+    try:
+        if kind == "synthetic" and 0.0 <= float(rate) <= 1.0:
+            return f"synthetic:{float(rate):g}"
+    except ValueError:
+        pass
+    raise PydanticCustomError("acceptance", "must be real or synthetic:RATE with a rate of 0..1, e.g. synthetic:0.7")
+
+
 def _prompt(value: object) -> object:
     try:
         check_prompt(value, "prompt")
@@ -127,11 +140,18 @@ class SpeculatorConfig(Section):
     num_speculative_tokens: int = Field(default=4, ge=0, le=64)
     ngram_min: int = Field(default=1, ge=1)
     ngram_max: int = Field(default=4, ge=1)
+    acceptance: Annotated[str, PlainValidator(_acceptance)] = "real"
 
     @property
     def k(self) -> int:
         """Drafts a step verifies per request; 0 means no speculation."""
         return 0 if self.method == "none" else self.num_speculative_tokens
+
+    @property
+    def synthetic_acceptance(self) -> float | None:
+        """The rate at which drafts are accepted whatever the target says; None where the target decides."""
+        kind, _, rate = self.acceptance.partition(":")
+        return float(rate) if kind == "synthetic" and self.k else None
 
 
 class SamplingConfig(Section):

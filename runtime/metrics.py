@@ -19,12 +19,15 @@ class AcceptanceStats:
     `accepted` of a step is its emitted tokens - 1. That holds at a stop inside the block as well: a block that ends
     with its third token emitted three, so two count as accepted and the length of the step is three. Placeholders that
     were never verified, and frames that were dropped, do not enter.
+
+    synthetic: the rate, where a hash accepted the drafts and not the target: these counts then say nothing of a drafter.
     """
 
-    def __init__(self, num_speculative_tokens: int) -> None:
+    def __init__(self, num_speculative_tokens: int, synthetic: float | None = None) -> None:
         if num_speculative_tokens < 0:
             raise ValueError(f"num_speculative_tokens = {num_speculative_tokens}: must be at least 0")
         self.num_speculative_tokens = num_speculative_tokens
+        self.synthetic = synthetic
         self.histogram = [0] * (num_speculative_tokens + 1)  # histogram[a] = steps that accepted a drafts
         self.num_draft_tokens = 0
 
@@ -61,6 +64,8 @@ class AcceptanceStats:
                 f"num_speculative_tokens = {other.num_speculative_tokens}: cannot be merged into "
                 f"{self.num_speculative_tokens}, per-position rates would mix"
             )
+        if other.synthetic != self.synthetic:
+            raise ValueError(f"synthetic = {other.synthetic}: cannot be merged into {self.synthetic}, which was accepted otherwise")
         self.histogram = [mine + theirs for mine, theirs in zip(self.histogram, other.histogram, strict=True)]
         self.num_draft_tokens += other.num_draft_tokens
 
@@ -94,7 +99,8 @@ class AcceptanceStats:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON form, with the field names of vLLM's per-request record."""
-        return {
+        marked = {} if self.synthetic is None else {"acceptance": f"synthetic:{self.synthetic:g}"}
+        return marked | {
             "num_spec_tokens": self.num_speculative_tokens,
             "num_spec_steps": self.num_drafts,
             "num_draft_tokens": self.num_draft_tokens,

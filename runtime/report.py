@@ -129,7 +129,7 @@ def total_acceptance(outputs: Sequence[RequestOutput]) -> AcceptanceStats | None
     parts = [output.acceptance for output in outputs if speculates(output.acceptance)]
     if not parts:
         return None
-    total = AcceptanceStats(parts[0].num_speculative_tokens)
+    total = AcceptanceStats(parts[0].num_speculative_tokens, parts[0].synthetic)
     for part in parts:
         total.merge(part)
     return total
@@ -148,6 +148,8 @@ def totals(outputs: Sequence[RequestOutput], duration_s: float) -> dict[str, Any
         "mean_tpot_s": _mean([output.tpot_s for output in outputs]),
     }
     if acceptance := total_acceptance(outputs):
+        if acceptance.synthetic is not None:
+            result["acceptance"] = f"synthetic:{acceptance.synthetic:g}"
         result["num_speculative_tokens"] = acceptance.num_speculative_tokens
         result["num_drafts"] = acceptance.num_drafts
         result["num_draft_tokens"] = acceptance.num_draft_tokens
@@ -169,7 +171,8 @@ def stats_line(values: Mapping[str, Any]) -> str:
         parts.append(f"{values['output_tokens_per_s']:.1f} tok/s")
     if "mean_acceptance_length" in values:
         k, rates = values["num_speculative_tokens"], values["per_position_acceptance"]
-        parts.append(f"acceptance length {values['mean_acceptance_length']:.2f} of {k + 1}")
+        synthetic = f" ({values['acceptance']})" if "acceptance" in values else ""
+        parts.append(f"acceptance length {values['mean_acceptance_length']:.2f} of {k + 1}{synthetic}")
         parts.append(f"per position {' '.join(f'{rate:.2f}' for rate in rates)}")
         parts.append(_counted(values["num_drafts"], "draft"))
     return " | ".join(parts)

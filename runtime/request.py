@@ -88,13 +88,13 @@ class Request:
             self.arrival_time, self.first_token_time, self.last_token_time, len(self.output_token_ids)
         )
 
-    def enqueue(self, arrival_order: int, num_speculative_tokens: int) -> None:
+    def enqueue(self, arrival_order: int, num_speculative_tokens: int, synthetic_acceptance: float | None = None) -> None:
         """Enter a scheduler's queue for the first time."""
         if self.arrival_order >= 0:
             raise RuntimeError(f"request {self.request_id!r} was added before: make a new Request for each run")
         self._require("enqueue", RequestState.WAITING)
         self.arrival_order = arrival_order
-        self.acceptance = AcceptanceStats(num_speculative_tokens)
+        self.acceptance = AcceptanceStats(num_speculative_tokens, synthetic_acceptance)
 
     def admit(self, slot: int, epoch: int) -> None:
         self._require("admit", RequestState.WAITING, RequestState.PREEMPTED)

@@ -44,11 +44,11 @@ class RequestQueue:
         request = self._requests.get(row.request_id)
         return request if request is not None and request.epoch == row.epoch else None
 
-    def add(self, request: Request, num_speculative_tokens: int) -> None:
+    def add(self, request: Request, num_speculative_tokens: int, synthetic_acceptance: float | None = None) -> None:
         """RuntimeError for an id in use or a request that was added before."""
         if request.request_id in self._requests:
             raise RuntimeError(f"request id {request.request_id!r} is in use: wait for it to end or choose another")
-        request.enqueue(next(self._arrivals), num_speculative_tokens)
+        request.enqueue(next(self._arrivals), num_speculative_tokens, synthetic_acceptance)
         self._requests[request.request_id] = request
         self.waiting.append(request)
 

@@ -51,6 +51,7 @@ class RunnerOptions:
         eos_token_ids: end a request unless its parameters say otherwise.
         poison: fill host copies that the device overtakes.
         dot_folder: receives each graph as a Graphviz file.
+        synthetic_acceptance: share of drafts that a hash accepts instead of the target, for timing.
     """
 
     steps_in_flight: int
@@ -60,6 +61,7 @@ class RunnerOptions:
     eos_token_ids: tuple[int, ...] = ()
     poison: bool = False
     dot_folder: Path | None = None
+    synthetic_acceptance: float | None = None
 
 
 class StepOutcome:
@@ -184,6 +186,7 @@ class Runner:
             max_model_len=sizes.max_model_len,
             num_logits=rows * (key.query_len or self.query_len),
             sampler=self._sampler,
+            synthetic_acceptance=self.options.synthetic_acceptance,
         )
 
     def _instrumented(self, launch: Launcher, key: GraphKey) -> Launcher:

@@ -67,7 +67,7 @@ class Scheduler:
         self.slots = SlotPool(limits.max_num_seqs)
         self.max_model_len = min(limits.max_model_len, blocks.num_positions)
         self.counters = SchedulerCounters()
-        self.acceptance = AcceptanceStats(limits.num_speculative_tokens)
+        self.acceptance = AcceptanceStats(limits.num_speculative_tokens, limits.synthetic_acceptance)
         self._queue = RequestQueue(self.slots, blocks)
         self._clock = clock
         self._in_flight: deque[StepPlan] = deque()
@@ -93,7 +93,7 @@ class Scheduler:
                 f"{self.blocks.blocks_for(prompt_len + 1)} KV blocks of {self.blocks.block_size} positions, but "
                 f"num_blocks = {self.blocks.num_blocks}; shorten the prompt or raise num_blocks"
             )
-        self._queue.add(request, self.limits.num_speculative_tokens)
+        self._queue.add(request, self.limits.num_speculative_tokens, self.limits.synthetic_acceptance)
 
     def cancel(self, request_id: str) -> bool:
         """End a request in any state. False when it has ended before: a cancel may cross its last token."""

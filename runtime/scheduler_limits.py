@@ -15,6 +15,7 @@ class SchedulerLimits:
     max_model_len: int  # tokens of prompt + output, L
     max_num_batched_tokens: int  # token rows of a step, T at most
     num_speculative_tokens: int = 0  # k
+    synthetic_acceptance: float | None = None  # what the counts of accepted drafts are marked with
 
     def __post_init__(self) -> None:
         if self.max_model_len < 2:

@@ -41,6 +41,7 @@ SIGNATURES: dict[str, str] = {
     "prefill_inputs": "i1 i1 i2 i1 i1 i1 i1 i1",
     "combine": "i1 i1 i1 i1 i1 i1 i1 i2 i1 i i1",
     "accept_greedy": "i2 i1 i1 i1 i1 i1 i1 i1",
+    "accept_synthetic": "i2 i1 i1 i1 i1 i1 i1 i1 i1 i i1",
     "sampled_rejected": "i1 i1 i1 i1 i1 i1 i1",
     "advance": "i1 i1 i1 i2 i1 i2 i1 i1 i1 i1 i1 i1 i2 i1",
     "count_tokens": "i2 i2 i1 i1 i1",
