@@ -1,31 +1,88 @@
-"""From the target's raw logits to the logits that tokens are drawn from, row by row, on the device."""
+"""From the target's raw logits to the logits that tokens are drawn from, row by row, on the device, and the counts behind them."""
 
 from __future__ import annotations
 
 from graphs.arrays import SlotState, StepArrays
 from graphs.launch import Array, Launcher
-from kernels.temperature import scale_logits
+from graphs.sampling_state import RequestLists, SamplingScratch
+from kernels.expand import expand_rows
+from kernels.penalties import count_tokens
+from kernels.process_adjust import adjust_logits, forbid_tokens
+from kernels.process_filter import filter_logits
 
+ROW_THREADS = 32
 THREADS = 256
+FILTER_THREADS = 1024
 STRIPE_COLUMNS = 8192
 
 
 def record_processing(
-    launch: Launcher, state: SlotState, step: StepArrays, logits: Array, processed: Array, num_requests: int, num_logits: int
+    launch: Launcher,
+    state: SlotState,
+    step: StepArrays,
+    lists: RequestLists,
+    scratch: SamplingScratch,
+    logits: Array,
+    num_requests: int,
+    num_logits: int,
 ) -> None:
-    """Record logits [J, V' >= V] -> processed float32 [J, V] for at most `num_logits` rows of at most `num_requests` requests.
+    """Record logits [J, V' >= V] -> scratch.processed float32 [J, V] for at most `num_logits` rows of `num_requests` requests.
 
-    Rows of a temperature above 0 are divided by it; greedy rows are not. A masked token is -inf.
+    The order is vLLM's: logit bias, penalties, ids that are not allowed, bad words, stop ids before min_tokens; then for rows of a
+    temperature above 0 the temperature, min_p, top_k, top_p. A masked token is -inf.
     """
-    vocab_size = processed.shape[1]
+    sampling, inputs = state.sampling, step.inputs
+    processed, indices, live = scratch.processed[:num_logits], step.logits_indices[:num_logits], inputs.num_logits
+    slots, places = scratch.slot_of_row[:num_logits], scratch.local_position[:num_logits]
+    rows = inputs.idx_mapping[:num_requests], inputs.cu_num_logits[: num_requests + 1], inputs.num_requests
+    launch.launch(expand_rows, 1, ROW_THREADS, slots, places, *rows)
     launch.launch(
-        scale_logits,
-        (num_logits, -(-vocab_size // STRIPE_COLUMNS)),
+        adjust_logits,
+        (num_logits, -(-processed.shape[1] // STRIPE_COLUMNS)),
         THREADS,
-        processed[:num_logits],
+        processed,
         logits[:num_logits],
-        state.sampling.temperature,
-        step.token_slot,
-        step.logits_indices[:num_logits],
-        step.inputs.num_logits,
+        sampling.temperature,
+        sampling.repetition,
+        sampling.presence,
+        sampling.frequency,
+        lists.counts,
+        sampling.num_bias,
+        lists.bias_ids,
+        lists.bias_values,
+        sampling.restricted,
+        lists.allowed,
+        slots,
+        places,
+        step.input_token_ids,
+        indices,
+        live,
     )
+    launch.launch(
+        forbid_tokens,
+        num_logits,
+        ROW_THREADS,
+        processed,
+        state.history,
+        state.total_len,
+        state.min_total_len,
+        state.stop_ids,
+        sampling.num_bad,
+        lists.bad_starts,
+        lists.bad_tokens,
+        slots,
+        places,
+        step.input_token_ids,
+        indices,
+        live,
+    )
+    filters = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
+    launch.launch(filter_logits, num_logits, FILTER_THREADS, processed, *filters, slots, live)
+
+
+def record_counting(launch: Launcher, step: StepArrays, lists: RequestLists, num_requests: int) -> None:
+    """Record what the step kept -> lists.counts. To be recorded behind `advance`."""
+    inputs = step.inputs
+    sampled, num_sampled = step.sampled[:num_requests], step.num_sampled[:num_requests]
+    rows = inputs.idx_mapping[:num_requests], inputs.num_requests
+    launch.launch(count_tokens, 1, ROW_THREADS, lists.counts, sampled, num_sampled, *rows)

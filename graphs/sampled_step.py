@@ -5,8 +5,8 @@ from __future__ import annotations
 from graphs.arrays import SlotState, StepArrays
 from graphs.key import GraphKey
 from graphs.launch import Array, Launcher
-from graphs.logits_processing import record_processing
-from graphs.sampling_state import SamplingScratch
+from graphs.logits_processing import record_counting, record_processing
+from graphs.sampling_state import RequestLists, SamplingScratch
 from kernels.head import best_of_stripes
 from kernels.random import QUARTER, TILE
 from kernels.sample import race_stripes
@@ -33,17 +33,19 @@ class Sampler:
     Args:
         logits: [J, V'], the target's, any storage type.
         scratch: arrays of the largest step.
+        lists: what requests ask of single ids, by slot.
     """
 
-    def __init__(self, logits: Array, scratch: SamplingScratch) -> None:
+    def __init__(self, logits: Array, scratch: SamplingScratch, lists: RequestLists) -> None:
         self._logits = logits
         self.scratch = scratch
+        self.lists = lists
 
     def record(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays, num_logits: int) -> Array:
         """Record logits -> the token of each logits row, int32 [J]."""
         scratch = self.scratch
         processed, stripes = scratch.processed[:num_logits], scratch.best_score.shape[0]
-        record_processing(launch, state, step, self._logits, processed, key.num_requests, num_logits)
+        record_processing(launch, state, step, self.lists, scratch, self._logits, key.num_requests, num_logits)
         launch.launch(
             race_stripes,
             (num_logits, stripes),
@@ -70,3 +72,7 @@ class Sampler:
             step.inputs.num_logits,
         )
         return picks
+
+    def record_counting(self, launch: Launcher, key: GraphKey, step: StepArrays) -> None:
+        """Record the counts of what the step kept, which the next step's penalties read."""
+        record_counting(launch, step, self.lists, key.num_requests)

@@ -16,6 +16,29 @@ class SamplingState:
     top_k: Array  # int32 [N] 0 = all
     top_p: Array  # float32 [N] 1 = all
     min_p: Array  # float32 [N] 0 = all
+    repetition: Array  # float32 [N] 1 = off
+    presence: Array  # float32 [N] 0 = off
+    frequency: Array  # float32 [N] 0 = off
+    num_logprobs: Array  # int32 [N] -1 = none are asked for, 0 = of the emitted token alone
+    num_bias: Array  # int32 [N] entries of RequestLists.bias_ids
+    num_bad: Array  # int32 [N] words of RequestLists.bad_starts
+    restricted: Array  # int32 [N] 1 = RequestLists.allowed counts
+
+
+@dataclass(frozen=True)
+class RequestLists:
+    """By slot, read as far as SamplingState says: what is here of an earlier owner is out of reach.
+
+    Written at admission, for requests that have such lists (kernels/request_lists.py, kernels/penalties.py); counts by each sampled
+    step too.
+    """
+
+    counts: Array  # int32 [N, V] kernels/penalties.py
+    bias_ids: Array  # int32 [N, B]
+    bias_values: Array  # float32 [N, B]
+    bad_starts: Array  # int32 [N, M + 1] word m is bad_tokens[bad_starts[m] : bad_starts[m + 1]]
+    bad_tokens: Array  # int32 [N, Q]
+    allowed: Array  # int32 [N, W] bit v % 32 of word v / 32
 
 
 @dataclass(frozen=True)
@@ -34,6 +57,8 @@ class DraftDistribution:
 class SamplingScratch:
     """What a sampled step computes on its way from logits to tokens; contents mean nothing between steps."""
 
+    slot_of_row: Array  # int32 [J]
+    local_position: Array  # int32 [J] place of the row in its block
     processed: Array  # float32 [J, V] logits after all processing; masked tokens are -inf
     best_score: Array  # float32 [S, J] of each stripe of the vocabulary
     best_column: Array  # int32 [S, J]

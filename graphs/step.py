@@ -62,6 +62,8 @@ def record_step(
         assert sampler is not None, f"{key} needs a sampler"
         tokens = sampler.record(launch, key, state, step, num_logits)
     _record_accept(launch, key, tokens, state, step, synthetic_acceptance)
+    if key.sampled and sampler is not None:
+        sampler.record_counting(launch, key, step)
 
 
 def _record_inputs(

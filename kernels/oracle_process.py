@@ -6,7 +6,7 @@ are found by sorting.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ IN_PROMPT = 1 << 30
 
 
 def begin_counts(counts: Integers, record: Integers, tokens: Integers) -> Integers:
-    result, (slot, prompt_len, known) = counts.copy(), record[:3]
+    result, slot, known, prompt_len = counts.copy(), record[0], record[1], record[5]
     if not 0 <= slot < len(counts):
         return result
     result[slot] = 0
@@ -184,3 +184,12 @@ def token_logprobs(logits: Floats, token: int) -> tuple[float, int, npt.NDArray[
     best = values.max()
     logprobs = values - (best + np.log(np.exp(values - best).sum()) if best > -np.inf else 0.0)
     return float(logprobs[token]), int((logits >= logits[token]).sum()), logprobs
+
+
+def admit_lists(rows: list[npt.NDArray[Any]], slot: int, staged: list[Integers]) -> list[npt.NDArray[Any]]:
+    """bias_ids, bias_values, bad_starts, bad_tokens, allowed [N, ...] with the row of one slot replaced."""
+    results = [row.copy() for row in rows]
+    if 0 <= slot < len(rows[0]):
+        for result, values in zip(results, staged, strict=True):
+            result[slot] = values.view(result.dtype)
+    return results

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernels.lang import cuda, device_function, f32, i32, kernel
+from kernels.slots import RECORD_PREFILL_LEN, RECORD_PROMPT_LEN
 
 IN_PROMPT = i32(1 << 30)
 """Bit of a count that says: the id stands in the prompt. The bits below count how often it was emitted."""
@@ -30,7 +31,7 @@ def begin_counts(counts, record, tokens):
 
     counts int32 [N, V] out: row of the slot = IN_PROMPT for ids of the prompt, plus how often an id was emitted before (after a
                              preemption the tokens already returned are known at admission).
-    record int32 [>= 3]: slot, prompt length, tokens known (prompt and output).     tokens int32 [>= tokens known].
+    record int32 [>= 6]: the admission record (kernels/slots.py).     tokens int32 [>= prefill length]: prompt and output.
     Ids outside [0, V) count nothing; a slot outside [0, N) writes nothing.
 
     Launch: one block of any size; grid 1, because the row is cleared behind a barrier. Capture safe.
@@ -41,8 +42,8 @@ def begin_counts(counts, record, tokens):
     slot = i32(record[0])
     vocab = i32(counts.shape[1])
     inside = slot >= i32(0) and slot < i32(counts.shape[0])
-    prompt = min(i32(record[1]), i32(tokens.shape[0]))
-    known = min(i32(record[2]), i32(tokens.shape[0]))
+    prompt = min(i32(record[RECORD_PROMPT_LEN]), i32(tokens.shape[0]))
+    known = min(i32(record[RECORD_PREFILL_LEN]), i32(tokens.shape[0]))
     if inside:
         for i in range(tid, vocab, threads):
             counts[slot, i] = i32(0)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from kernels.lang import cuda, i32, kernel
 
 RECORD_FIELDS = 8
-"""int32 fields of an admission record before its stop ids (the last three of them are reserved)."""
+"""int32 fields of an admission record before its stop ids (the last two of them are reserved)."""
+
+RECORD_PREFILL_LEN, RECORD_PROMPT_LEN = 1, 5
+"""Places of an admission record that other kernels read too."""
 
 
 @kernel(
@@ -42,7 +45,8 @@ def admit(
 
     num_computed, total_len, last_sampled, num_draft, finished, prefill_len, max_total_len, min_total_len  int32 [N] out
     draft_tokens int32 [N, k] out: row = -1.     stop_ids int32 [N, S] out.     history int32 [N, L] out: tokens, then -1.
-    record int32 [8 + S]: slot, prefill_len, num_computed, max_total_len, min_total_len, 3 reserved, stop ids (-1 = none).
+    record int32 [8 + S]: slot, prefill_len, num_computed, max_total_len, min_total_len, prompt length (kernels/penalties.py reads
+           it), 2 reserved, stop ids (-1 = none).
     tokens int32 [>= prefill_len]: the tokens known now: the prompt, and after a preemption what was generated too.
 
     total_len becomes prefill_len. last_sampled becomes tokens[num_computed - 1] where 0 < num_computed <= prefill_len, else 0: a

@@ -29,6 +29,7 @@ from runtime.models.scratch import allocate_scratch, build_ops
 from runtime.models.spec import ModelSpec
 from runtime.models.upload import kv_cache_bytes, streamed_bytes, upload_model
 from runtime.prompts import PromptEncoder
+from runtime.request_lists import allocate_request_lists
 from runtime.runner import Runner, RunnerOptions
 from runtime.sampling import MAX_STOP_TOKEN_IDS
 from runtime.scheduler import Scheduler, SchedulerLimits
@@ -105,7 +106,11 @@ def assemble(
             dot_folder=None if config.graphs.dot is None else Path(config.graphs.dot),
             synthetic_acceptance=config.speculator.synthetic_acceptance,
         )
-        sampler = Sampler(target.scratch.logits, allocate_sampling_scratch(device, sizes.num_logits, spec.vocab_size))
+        sampler = Sampler(
+            target.scratch.logits,
+            allocate_sampling_scratch(device, sizes.num_logits, spec.vocab_size),
+            allocate_request_lists(device, sizes.max_num_seqs, spec.vocab_size),
+        )
         runner = Runner(device, target, speculation.proposer, sizes, policy, options, sampler=sampler)
         with bars("capturing graphs", "graphs") as advance:
             runner.capture(advance)

@@ -17,10 +17,13 @@ from graphs.launch import Launcher
 from graphs.library import GraphLibrary
 from graphs.propose import Proposer
 from graphs.sampled_step import Sampler
+from graphs.sampling_state import RequestLists
 from graphs.step import Target, record_step
 from graphs.tape import TapedLauncher, Tapes
 from kernels.combine import check_arguments
+from kernels.penalties import begin_counts
 from kernels.publish import OUTCOME_FIELDS
+from kernels.request_lists import admit_lists
 from kernels.sampling_slots import admit_sampling
 from kernels.slots import RECORD_FIELDS, admit
 from runtime.device import Device, Stream
@@ -30,6 +33,7 @@ from runtime.mirror_table import MirrorTable
 from runtime.path_counters import PathCounters
 from runtime.phase_clock import NO_PHASES, NoPhases, Phase
 from runtime.plan import Admission, StepPlan, StepResult
+from runtime.request_lists import has_lists, staged_lists, staged_shapes
 from runtime.sampling_record import sampled_reason, sampling_record
 from runtime.staging import OutcomeRing
 from runtime.step_buffers import StepBuffers, StepSizes
@@ -37,6 +41,7 @@ from runtime.step_buffers import StepBuffers, StepSizes
 logger = logging.getLogger(__name__)
 
 ADMIT_THREADS = 128
+COUNT_THREADS = 1024
 CaptureProgress = Callable[[int, int], None]
 
 
@@ -117,6 +122,9 @@ class Runner:
             device, policy, self.compute, steps_in_flight=options.steps_in_flight, poison=options.poison
         )
         self.buffers = StepBuffers(self.table, sizes)
+        if sampler is not None:
+            depth = sizes.max_num_seqs * (options.steps_in_flight + 1)
+            self.table.pack("request_lists", staged_shapes(sampler.lists.counts.shape[1]), depth=depth)
         self.buffers.initialise(self.compute)
         self._state, self._step = self.buffers.state, self.buffers.step
         slots, stride = self._state.draft_tokens.shape
@@ -131,7 +139,7 @@ class Runner:
             self.table.before_launch,
             self.table.after_launch,
         )
-        self._admissions = 0
+        self._admissions = self._list_admissions = 0
         self._closed = False
 
     # ---- graphs ------------------------------------------------------------------------------------------------
@@ -271,11 +279,12 @@ class Runner:
             table[name].write_host(value, slot)
             table[name].carry()
         record = np.full(RECORD_FIELDS, -1, np.int32)
-        record[:5] = slot, prefill_len, 0, admission.max_total_len, min_total_len
+        record[:6] = slot, prefill_len, 0, admission.max_total_len, min_total_len, admission.prompt_len
         pack = self.buffers.admission
         pack["record"].write_host(np.concatenate((record, stop_ids)))
         pack["sampling_record"].write_host(sampling_record(admission.params))
-        self._sampled_reasons[slot] = sampled_reason(admission.params)
+        # A target without logits has nothing to process: its tokens are its own, and min_tokens then ignores stops.
+        self._sampled_reasons[slot] = None if self._sampler is None else sampled_reason(admission.params)
         pack["tokens"].write_host(np.array(admission.prefill_tokens, np.int32), slice(0, prefill_len))
         pack.upload(self._admissions, self.compute)
         self._admissions += 1
@@ -311,6 +320,26 @@ class Runner:
                 pack["record"].device_array,
                 pack["sampling_record"].device_array,
             )
+        if self._sampler is not None:
+            self._admit_lists(admission, self._sampler.lists)
+
+    def _admit_lists(self, admission: Admission, lists: RequestLists) -> None:
+        """Write what the slot's request asks of single ids, and the counts that its penalties begin with."""
+        params, pack = admission.params, self.buffers.admission
+        record, tokens = pack["record"].device_array, pack["tokens"].device_array
+        if has_lists(params):
+            staged = self.table.packs["request_lists"]
+            for name, values in staged_lists(params, lists.counts.shape[1]).items():
+                staged[name].write_host(values)
+            staged.upload(self._list_admissions, self.compute)
+            self._list_admissions += 1
+            with self.table.eager(f"admit {admission.request_id}", reads=("admission", "request_lists")):
+                rows = lists.bias_ids, lists.bias_values, lists.bad_starts, lists.bad_tokens, lists.allowed
+                fields = (staged[name].device_array for name in admit_lists.params if name in staged.fields)
+                self.compute.launch(admit_lists, 1, ADMIT_THREADS, *rows, record, *fields)
+        if params.has_penalties:
+            with self.table.eager(f"admit {admission.request_id}", reads=("admission",)):
+                self.compute.launch(begin_counts, 1, COUNT_THREADS, lists.counts, record, tokens)
 
     def _stop_ids(self, admission: Admission) -> npt.NDArray[np.int32]:
         """int32 [S]: the request's own stop ids, then the model's end-of-text ids unless they are ignored; -1 behind them."""

@@ -6,7 +6,14 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.sampling_slots import (
+    RECORD_FREQUENCY,
     RECORD_MIN_P,
+    RECORD_NUM_BAD,
+    RECORD_NUM_BIAS,
+    RECORD_NUM_LOGPROBS,
+    RECORD_PRESENCE,
+    RECORD_REPETITION,
+    RECORD_RESTRICTED,
     RECORD_SEED,
     RECORD_TEMPERATURE,
     RECORD_TOP_K,
@@ -22,12 +29,27 @@ def sampling_record(params: SamplingParams) -> npt.NDArray[np.int32]:
     floats = record.view(np.float32)
     record[RECORD_SEED : RECORD_SEED + 2] = np.array([params.seed or 0], np.uint64).view(np.int32)
     floats[RECORD_TEMPERATURE] = params.temperature
-    record[RECORD_TOP_K] = 0
-    floats[RECORD_TOP_P] = 1.0
-    floats[RECORD_MIN_P] = 0.0
+    record[RECORD_TOP_K] = params.top_k
+    floats[RECORD_TOP_P] = params.top_p
+    floats[RECORD_MIN_P] = params.min_p
+    floats[RECORD_REPETITION] = params.repetition_penalty
+    floats[RECORD_PRESENCE] = params.presence_penalty
+    floats[RECORD_FREQUENCY] = params.frequency_penalty
+    record[RECORD_NUM_LOGPROBS] = -1 if params.logprobs is None else params.logprobs
+    record[RECORD_NUM_BIAS] = len(params.logit_bias)
+    record[RECORD_NUM_BAD] = len(params.bad_words)
+    record[RECORD_RESTRICTED] = int(params.allowed_token_ids is not None)
     return record
 
 
 def sampled_reason(params: SamplingParams) -> str | None:
     """Why steps with this request take the sampled graphs; None where argmax of the raw logits is all it asks for."""
-    return "temperature" if params.temperature > 0 else None
+    reasons = {
+        "temperature": params.temperature > 0,
+        "penalties": params.has_penalties,
+        "logit_bias": params.logit_bias,
+        "allowed_token_ids": params.allowed_token_ids is not None,
+        "bad_words": params.bad_words,
+        "min_tokens": params.min_tokens > 0,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)

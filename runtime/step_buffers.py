@@ -93,6 +93,13 @@ class StepBuffers:
             ("top_k", (slots,), np.int32),
             ("top_p", (slots,), np.float32),
             ("min_p", (slots,), np.float32),
+            ("repetition", (slots,), np.float32),
+            ("presence", (slots,), np.float32),
+            ("frequency", (slots,), np.float32),
+            ("num_logprobs", (slots,), np.int32),
+            ("num_bias", (slots,), np.int32),
+            ("num_bad", (slots,), np.int32),
+            ("restricted", (slots,), np.int32),
         ):
             table.create(name, shape, Truth.DEVICE_EXACT, dtype)
         table.create("block_tables", (slots, sizes.blocks_per_slot), Truth.HOST_EXACT, diffs=True)

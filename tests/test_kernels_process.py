@@ -118,7 +118,7 @@ def test_the_accepted_prefix_counts_within_the_block(launch: Launch) -> None:
 
 def test_penalties_of_the_vectors() -> None:
     """VECTORS 6.6 V7: prompt 1, 2, 3, 2, output 7, 7; the prompt counts for repetition alone."""
-    counts = oracle.begin_counts(np.full((1, 9), 5, np.int32), integers(0, 4, 6), integers(1, 2, 3, 2, 7, 7))
+    counts = oracle.begin_counts(np.full((1, 9), 5, np.int32), integers(0, 6, 0, 9, 0, 4), integers(1, 2, 3, 2, 7, 7))
     logits = np.array([2, 2, 2, -2, 2, 2, 2, 2, -2], np.float32)
     expected = np.array([2, 2 / 1.5, 2 / 1.5, -3, 2, 2, 2, 2 / 1.5 - 0.8, -2], np.float32)
     np.testing.assert_allclose(oracle.penalised(logits, counts[0], 1.5, 0.2, 0.3), expected, rtol=1e-6)
@@ -129,7 +129,7 @@ def test_penalties_of_the_vectors() -> None:
 def test_begin_counts(launch: Launch, record: tuple[int, int, int]) -> None:
     args = {
         "counts": np.full((SLOTS, VOCAB), 77, np.int32),  # of the slot's last owner
-        "record": integers(*record),
+        "record": integers(record[0], record[2], 0, 99, 0, record[1], -1, -1),
         "tokens": integers(3, 5, 3, 69, 5, 5, 4, -7, 1000),
     }
     launch.check(begin_counts, args, {"counts": oracle.begin_counts(**args)})

@@ -160,6 +160,13 @@ def test_an_admission_writes_every_field_of_its_slot_and_of_no_other(opened: Cal
         "top_k": 0,
         "top_p": 1.0,
         "min_p": 0.0,
+        "repetition": 1.0,
+        "presence": 0.0,
+        "frequency": 0.0,
+        "num_logprobs": -1,
+        "num_bias": 0,
+        "num_bad": 0,
+        "restricted": 0,
     }
     assert set(expected) == set(names)
     for name, values in held.items():

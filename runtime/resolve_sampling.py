@@ -1,0 +1,83 @@
+"""Parameters of a request against a model: texts of bad words become token ids, and every id is in the vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from runtime.errors import SamplingError
+from runtime.sampling import SamplingParams
+from runtime.sampling_checks import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS
+
+
+class Encoder(Protocol):
+    """What resolving needs of a tokenizer."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+
+class ParamsResolver:
+    """Fits parameters to one model.
+
+    Args:
+        tokenizer: turns bad words into token ids.
+        vocab_size: ids of the target's logits.
+        eos_token_ids: the model's own end-of-text ids.
+    """
+
+    def __init__(self, tokenizer: Encoder, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = tuple(eos_token_ids)
+
+    def resolve(self, params: SamplingParams) -> SamplingParams:
+        """The same parameters, bad words as token ids.
+
+        Raises:
+            SamplingError: an id outside the vocabulary, or masks that leave no token to choose.
+        """
+        self._check_ids("stop_token_ids", params.stop_token_ids)
+        self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
+        self._check_ids("logit_bias", (token for token, _ in params.logit_bias))
+        spelled = tuple(dict.fromkeys(ids for word in params.bad_words for ids in self._spellings(word)))
+        self._check_ids("bad_words", (token for ids in spelled for token in ids))
+        if len(spelled) > MAX_BAD_WORDS or sum(map(len, spelled)) > MAX_BAD_WORD_TOKENS:
+            raise SamplingError(
+                f"bad_words: {len(spelled)} spellings of {sum(map(len, spelled))} tokens, at most {MAX_BAD_WORDS} of "
+                f"{MAX_BAD_WORD_TOKENS} tokens together are allowed; name fewer"
+            )
+        self._check_masks(params, spelled)
+        return params if spelled == params.bad_words else replace(params, bad_words=spelled)
+
+    def _spellings(self, word: str | tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Token ids of a word at the beginning of a text and behind a space, as vLLM bans them."""
+        if not isinstance(word, str):
+            return [word]
+        bare = tuple(self._tokenizer.encode(word.lstrip(), add_special_tokens=False))
+        spaced = tuple(self._tokenizer.encode(" " + word.lstrip(), add_special_tokens=False))
+        # A spelling of another length begins with a token of the space alone: without it it is the bare one.
+        behind_space = bool(bare) and len(spaced) == len(bare) and spaced[0] != bare[0]
+        return [ids for ids in (bare, spaced if behind_space else ()) if ids]
+
+    def _check_ids(self, name: str, ids: Iterable[int]) -> None:
+        for token in ids:
+            if token >= self._vocab_size:
+                raise SamplingError(
+                    f"{name}: token id {token} is outside the vocabulary of {self._vocab_size} (ids 0..{self._vocab_size - 1})"
+                )
+
+    def _check_masks(self, params: SamplingParams, bad_words: Sequence[tuple[int, ...]]) -> None:
+        choices = set(range(self._vocab_size)) if params.allowed_token_ids is None else set(params.allowed_token_ids)
+        left = choices - {ids[0] for ids in bad_words if len(ids) == 1}
+        if not left:
+            raise SamplingError(
+                f"bad_words: they forbid every one of the {len(choices)} allowed ids, so that no token could ever be chosen; "
+                "allow more ids or forbid fewer"
+            )
+        stops = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)}
+        if params.min_tokens > 0 and not left - stops:
+            raise SamplingError(
+                f"min_tokens = {params.min_tokens}: every allowed id ends the request, so that none could be chosen before; allow an "
+                "id that does not, or set min_tokens to 0"
+            )

@@ -1,0 +1,125 @@
+"""Range checks of request parameters: each returns the value as SamplingParams keeps it, or says name, value and range."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+from runtime.errors import SamplingError
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_TOKEN_IDS = 64
+MAX_LOGIT_BIAS = 1024
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_TOKENS = 1024
+MAX_TOKEN_ID = 2**31 - 1
+
+Word: TypeAlias = "str | tuple[int, ...]"
+"""A bad word: a text, or the token ids of one spelling."""
+
+
+def check_int(name: str, value: object, *, low: int, high: int = 2**31 - 1) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise SamplingError(f"{name} = {value!r}: must be an integer in {low}..{high}")
+    return value
+
+
+def check_optional_int(name: str, value: object, *, low: int, high: int) -> None:
+    if value is not None:
+        check_int(name, value, low=low, high=high)
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def check_number(name: str, value: Any, *, low: float, high: float, hint: str = "") -> None:
+    if not is_number(value) or not low <= value <= high:
+        raise SamplingError(f"{name} = {value!r}: must be a number in {low}..{high}{hint}")
+
+
+def check_temperature(value: Any, low: float, high: float) -> None:
+    # Below `low` the quotient of a logit overflows before it says more than greedy decoding does.
+    if not is_number(value) or not (value == 0 or low <= value <= high):
+        raise SamplingError(f"temperature = {value!r}: must be 0 or a number in {low}..{high}; use 0 for greedy decoding")
+
+
+def check_top_p(value: Any) -> None:
+    if not is_number(value) or not 0 < value <= 1:
+        hint = "; 0 would leave no token, top_k = 1 leaves one" if value == 0 else ""
+        raise SamplingError(f"top_p = {value!r}: must be a number above 0, at most 1 (1 = off){hint}")
+
+
+def check_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise SamplingError(f"{name} = {value!r}: must be true or false")
+
+
+def stop_strings(values: object) -> tuple[str, ...]:
+    if isinstance(values, str):
+        return stop_strings((values,))
+    strings = _listed("stop", values, "strings", MAX_STOP_STRINGS)
+    for index, value in enumerate(strings):
+        if not isinstance(value, str) or not value:
+            raise SamplingError(f"stop[{index}] = {value!r}: must be a string that is not empty")
+    return strings
+
+
+def token_ids(name: str, values: object, most: int = MAX_TOKEN_ID) -> tuple[int, ...]:
+    ids = _listed(name, values, "token ids", most)
+    return tuple(check_int(f"{name}[{index}]", value, low=0, high=MAX_TOKEN_ID) for index, value in enumerate(ids))
+
+
+def allowed_ids(values: object) -> tuple[int, ...] | None:
+    if values is None:
+        return None
+    ids = token_ids("allowed_token_ids", values)
+    if not ids:
+        raise SamplingError("allowed_token_ids = []: no token could ever be chosen; name at least one id, or leave it out")
+    return tuple(sorted(set(ids)))
+
+
+def bad_words(values: object) -> tuple[Word, ...]:
+    """Texts and lists of ids, in their order."""
+    if isinstance(values, str):
+        return bad_words((values,))
+    words: list[Word] = []
+    for index, value in enumerate(_listed("bad_words", values, "texts or lists of token ids", MAX_BAD_WORDS)):
+        name = f"bad_words[{index}]"
+        word: Word = value if isinstance(value, str) else token_ids(name, value, MAX_BAD_WORD_TOKENS)
+        if not word or (isinstance(word, str) and not word.strip()):
+            raise SamplingError(f"{name} = {value!r}: must be a text that is not blank, or at least one token id")
+        words.append(word)
+    return tuple(words)
+
+
+def logit_bias(values: object) -> tuple[tuple[int, float], ...]:
+    """(id, bias) by id. Keys may be written as texts, as JSON does."""
+    pairs = list(values.items()) if isinstance(values, Mapping) else values
+    if isinstance(pairs, str) or not isinstance(pairs, Iterable):
+        raise SamplingError(f"logit_bias = {values!r}: must map token ids to numbers")
+    biases: dict[int, float] = {}
+    for pair in pairs:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise SamplingError(f"logit_bias = {values!r}: must map token ids to numbers")
+        key, bias = pair
+        token = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
+        check_int("logit_bias: token id", token, low=0, high=MAX_TOKEN_ID)
+        check_number(f"logit_bias[{token}]", bias, low=-100, high=100)
+        if token in biases:
+            raise SamplingError(f"logit_bias: token id {token} stands twice; give one bias for it")
+        biases[token] = float(bias)
+    if len(biases) > MAX_LOGIT_BIAS:
+        raise SamplingError(f"logit_bias has {len(biases)} ids: at most {MAX_LOGIT_BIAS} are allowed")
+    return tuple(sorted(biases.items()))
+
+
+def _listed(name: str, values: object, kind: str, most: int) -> tuple[Any, ...]:
+    if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
+        raise SamplingError(f"{name} = {values!r}: must be a list of {kind}")
+    items = tuple(values)
+    if len(items) > most:
+        counted = kind.removeprefix("token ")
+        raise SamplingError(f"{name} has {len(items)} {counted}: at most {most} are allowed")
+    return items
