@@ -53,7 +53,8 @@ SIGNATURES: dict[str, str] = {
     "draft_inputs": "i1 i1 i1 i1 i1 i2 i i i1",
     "publish": "i3 i2 i1 i1 i1 i1 i1",
     # sampling
-    "admit_sampling": "f1 i2 i1 f1 f1 i1 i1",
+    "admit_sampling": "f1 i2 i1 f1 f1 f1 f1 f1 i1 i1 i1 i1 i1 i1",
+    "admit_lists": "i2 f2 i2 i2 i2 i1 i1 i1 i1 i1 i1",
     "scale_logits": "f2 s2 f1 i1 i1 i1",
     "race_stripes": "f2 i2 f2 f1 i2 i1 i1 i1 i i1",
     # logits processing
