@@ -42,8 +42,9 @@ def train(
     if as_json:
         print(json.dumps(summary), flush=True)
     else:
-        found = "; ".join(f"{k}: {value['mean_acceptance_length']:.3f} tokens a step" for k, value in summary["acceptance"].items())
-        print(f"{run.folder / 'drafter'}: {summary['steps']} steps, {summary['parameters'] / 1e6:.1f} M parameters; {found}", flush=True)
+        found = "".join(f"; {k}: {value['mean_acceptance_length']:.3f} tokens a step" for k, value in summary["acceptance"].items())
+        size = f"{summary['parameters'] / 1e6:.1f} M parameters"
+        print(f"{run.folder / 'drafter'}: {summary['steps']} steps, {size}{found}", flush=True)
 
 
 def _require_torch() -> None:

@@ -86,7 +86,7 @@ def _mask_token_id(tokenizer: Tokenizer, vocab_size: int) -> int:
     used = {tokenizer.bos_token_id, *tokenizer.eos_token_ids}
     free = [token for token in tokenizer.special_ids if token not in used]
     if not free and vocab_size <= tokenizer.vocab_size:
-        raise ConfigError("drafter.mask_token_id = auto: the vocabulary has no unused control token; give an id that text never has")
+        raise ConfigError("drafter.mask_token_id = auto: the vocabulary has no unused control token; give an id that no text has")
     return max(free) if free else tokenizer.vocab_size
 
 

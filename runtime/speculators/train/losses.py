@@ -1,4 +1,4 @@
-"""Losses of a block drafter: cross entropy through the frozen head, weighted by slot, and the selector's own over its candidates."""
+"""Losses of a block drafter: cross entropy through the frozen head, weighted by slot, and the selector's over its candidates."""
 
 from __future__ import annotations
 
@@ -109,7 +109,14 @@ def best_columns(logits: Tensor, count: int) -> Tensor:
 
 
 def selector_loss(
-    selector: Selector, table: Tensor, head: Tensor, hidden: Tensor, previous: Tensor, labels: Tensor, candidates: Tensor, weights: Tensor
+    selector: Selector,
+    table: Tensor,
+    head: Tensor,
+    hidden: Tensor,
+    previous: Tensor,
+    labels: Tensor,
+    candidates: Tensor,
+    weights: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """(loss, hits [M, s]) over the candidates [M, s, K] with the true predecessor; a right token that is not among them takes the
     last place. hidden [M, s, H]; previous, labels, weights [M, s].

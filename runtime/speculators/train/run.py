@@ -114,16 +114,16 @@ class TrainingRun:
 
         kinds: Counter[str] = Counter()
         if not ended():
-            user_turns = settings.max_prompt_tokens + USER_TURN_TOKENS
             generator = Generator(self.target, settings.batch, settings.max_prompt_tokens + max(settings.answer_tokens))
             luck = np.random.default_rng([settings.seed, store.batches])
 
             def write(heads: Any) -> Any:
                 warmth = luck.choice(settings.prompt_temperatures, size=len(heads))
-                return generator.run(heads, warmth.tolist(), min(USER_TURN_TOKENS, user_turns), self.frame.stop_ids)
+                return generator.run(heads, warmth.tolist(), USER_TURN_TOKENS, self.frame.stop_ids)
 
             own = [prompt for prompt in self._own_prompts if isinstance(prompt, str)]
-            maker = PromptMaker(self.frame, settings, HeldOut([text for texts in self.held_out.values() for text in texts]), write, own)
+            held_out = HeldOut(text for texts in self.held_out.values() for text in texts)
+            maker = PromptMaker(self.frame, settings, held_out, write, own)
             with self._bars("writing text", "seconds") as advance:
                 while not ended():
                     kind, prompts = maker.batch(settings.batch, store.documents, store.batches)
@@ -247,8 +247,8 @@ def _template(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate | No
     source = checkpoint.tokenizer
     if source.chat_template is None:
         return None
-    eos = tokenizer.eos_token_ids[0] if tokenizer.eos_token_ids else None
-    return ChatTemplate(source.chat_template, bos_token=tokenizer.token_text(tokenizer.bos_token_id), eos_token=tokenizer.token_text(eos))
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_ids[0] if tokenizer.eos_token_ids else None
+    return ChatTemplate(source.chat_template, bos_token=tokenizer.token_text(bos), eos_token=tokenizer.token_text(eos))
 
 
 def _device(wanted: str) -> torch.device:

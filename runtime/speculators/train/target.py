@@ -6,7 +6,7 @@ One code path so serves packed rows, a growing cache and CUDA graphs. Nothing in
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its customary name
@@ -15,8 +15,8 @@ from runtime.checkpoint.weights import ModelWeights
 from runtime.models.rope import rope_table
 from runtime.models.spec import ModelSpec
 
-Tensor = torch.Tensor
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+Tensor: TypeAlias = torch.Tensor
+Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """attend(layer, q [B, nh, Q, hd], k, v [B, nkv, Q, hd]) -> [B, nh, Q, hd]."""
 
 HIDDEN_FROM = float("-inf")

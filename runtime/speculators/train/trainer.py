@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -43,7 +44,9 @@ class Trainer:
         self._optimizers = _optimizers(settings, drafter)
         self._random = random.Random(settings.seed)
         self._windows = self._cut_windows()
-        self._window, self._taps, self._order = -1, None, iter(())  # type: Any
+        self._window = -1
+        self._window_rows, self._taps = rows, Taps(target.embed, None, None)
+        self._order: Iterator[Tensor] = iter(())
 
     @property
     def share(self) -> float:
@@ -131,7 +134,9 @@ class Trainer:
         decay = min(self.settings.ema, (1 + self.step) / (10 + self.step))
         torch._foreach_lerp_(list(self.averaged.parameters()), [p.detach() for p in self.drafter.parameters()], 1 - decay)
 
-    def _note(self, rate: float, slots: int, loss: Tensor, chosen: Tensor | None, norm: Tensor, hits: Tensor, valid: Tensor) -> None:
+    def _note(
+        self, rate: float, slots: int, loss: Tensor, chosen: Tensor | None, norm: Tensor, hits: Tensor, valid: Tensor
+    ) -> None:
         prefix = hits.float().cumprod(1).sum(0) / valid.float().sum(0).clamp_min(1)
         self.log.notes.append(
             {
@@ -161,15 +166,16 @@ class Trainer:
         size = bytes_of_taps(self.target, len(self.drafter.spec.target_layer_ids), self.settings.distil > 0) * length
         fitting = int(self.settings.taps_gib * 2**30) // size
         if fitting < 1:
-            raise ConfigError(f"training.taps_gib = {self.settings.taps_gib}: the taps of one row take {size / 2**30:.3f} GiB; raise it")
+            need = f"the taps of one row take {size / 2**30:.3f} GiB"
+            raise ConfigError(f"training.taps_gib = {self.settings.taps_gib}: {need}; raise it")
         number = math.ceil(count / fitting)
         bounds = [count * part // number for part in range(number + 1)]
-        return [slice(*pair) for pair in zip(bounds, bounds[1:], strict=False)]
+        return [slice(first, last) for first, last in pairwise(bounds)]
 
     def _next_rows(self, share: float) -> Tensor:
         window = min(len(self._windows) - 1, int(share * len(self._windows)))
         if window != self._window:
-            self._taps = None  # the old ones go before the new ones come
+            self._taps = Taps(self.target.embed, None, None)  # the old ones go before the new ones come
             part = self._windows[window]
             self._window_rows = self.rows.part(part)
             taps = self.drafter.spec.target_layer_ids
@@ -196,7 +202,8 @@ def _schedule(share: float, settings: TrainingSettings) -> float:
 
 
 def _optimizers(settings: TrainingSettings, drafter: TorchDrafter) -> list[torch.optim.Optimizer]:
-    matrices, others = [], []
+    matrices: list[Any] = []
+    others: list[Any] = []
     for name, parameter in drafter.named_parameters():
         by_muon = settings.optimizer == "muon" and parameter.ndim == 2 and "candidate_selector" not in name
         (matrices if by_muon else others).append(parameter)

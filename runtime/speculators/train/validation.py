@@ -31,7 +31,12 @@ class ValidationSet:
     """Args: target, best in float32; prompts, token ids by kind; stop_ids that end an answer; taps of the drafter."""
 
     def __init__(
-        self, target: TorchTarget, prompts: Mapping[str, Sequence[Sequence[int]]], max_tokens: int, stop_ids: Sequence[int], taps: Sequence[int]
+        self,
+        target: TorchTarget,
+        prompts: Mapping[str, Sequence[Sequence[int]]],
+        max_tokens: int,
+        stop_ids: Sequence[int],
+        taps: Sequence[int],
     ) -> None:
         self._target = target
         ids = [prompt for group in prompts.values() for prompt in group]

@@ -45,7 +45,8 @@ def pick(drafter: TorchDrafter, table: Tensor | None, head: Tensor, hidden: Tens
     if drafter.spec.version == 1:
         return logits.argmax(-1)
     selector, count = drafter.candidate_selector, drafter.spec.selector_top_k
-    predecessors, successors = selector.codebooks(table) if table is not None else (selector.predecessor_codebook, selector.successor_codebook)
+    books = (selector.predecessor_codebook, selector.successor_codebook)
+    predecessors, successors = books if table is None else selector.codebooks(table)
     ids = best_columns(logits.view(-1, logits.shape[-1]), count).view(*hidden.shape[:2], count)
     unary = logits.gather(-1, ids).float()
     gate = linear(hidden, selector.hidden_projection.weight).float()
