@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from runtime.cli_bench import bench
+from runtime.cli_profile import profile
 from runtime.cli_session import (
     INTERRUPTED,
     OPEN_GATE,
@@ -44,6 +45,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(bench)
+app.command()(profile)
 
 
 def _print_version(wanted: bool) -> None:

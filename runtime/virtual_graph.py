@@ -6,6 +6,7 @@ graph is one access of each range of bytes, because all its nodes come after its
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -57,7 +58,7 @@ class VirtualGraph:
     def __init__(self, device: VirtualDevice, name: str, nodes: list[GraphNode]) -> None:
         self._device, self.name = device, name
         self._nodes = tuple(nodes)
-        self._segments = _segments(self._nodes)
+        self._segments = _segments(self._nodes, device.queue)
         self._leaves = _leaves(self._segments)
         self._allocations = tuple(dict.fromkeys(allocation for node in nodes for allocation in node.work.allocations))
         every = [access for node in nodes for access in node.work.accesses]
@@ -118,7 +119,7 @@ class VirtualGraph:
         return f"VirtualGraph({self.name}, {self.num_nodes} nodes in {len(self._segments)} segments)"
 
 
-def _segments(nodes: tuple[GraphNode, ...]) -> tuple[_Segment, ...]:
+def _segments(nodes: tuple[GraphNode, ...], queue: OperationQueue) -> tuple[_Segment, ...]:
     """Join each node to its dependency when neither has another neighbour on that side."""
     dependents = [0] * len(nodes)
     for node in nodes:
@@ -137,20 +138,24 @@ def _segments(nodes: tuple[GraphNode, ...]) -> tuple[_Segment, ...]:
             dependencies.append(tuple(dict.fromkeys(segment_of[i] for i in node.dependencies)))
         segment_of.append(segment)
     return tuple(
-        _Segment(_run_in_order(row), _merged(access for node in row for access in node.work.accesses), after)
+        _Segment(_run_in_order(row, queue), _merged(access for node in row for access in node.work.accesses), after)
         for row, after in zip(rows, dependencies, strict=True)
     )
 
 
-def _run_in_order(row: list[GraphNode]) -> Callable[[], None]:
+def _run_in_order(row: list[GraphNode], queue: OperationQueue) -> Callable[[], None]:
     steps = [(node.work.call, node.origin) for node in row]
 
     def call() -> None:
+        observe = queue.observe_node
         for step, origin in steps:
+            began = 0 if observe is None else time.perf_counter_ns()
             try:
                 step()
             except Exception as error:
                 raise DeviceError(f"{origin}: {type(error).__name__}: {error}") from error
+            if observe is not None:
+                observe(origin, began, time.perf_counter_ns())
 
     return call
 

@@ -8,6 +8,7 @@ random  any legal interleaving, drawn from a seed; operations also make progress
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterable
 from typing import Literal, TypeAlias
 
@@ -42,6 +43,10 @@ class OperationQueue:
     Args:
         schedule: see the module.
         seed: of the random schedule.
+
+    Attributes:
+        observe: hears of each operation once it has run, with its beginning and end in ns of time.perf_counter_ns.
+        observe_node: the same of each node inside a replayed graph, before the operation that it belongs to.
     """
 
     def __init__(self, schedule: Schedule, seed: int) -> None:
@@ -53,6 +58,8 @@ class OperationQueue:
         self._ready: list[Operation] = []  # random schedule only
         self._serial = 0
         self._failure: str | None = None
+        self.observe: Callable[[Operation, int, int], None] | None = None
+        self.observe_node: Callable[[Origin, int, int], None] | None = None
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -130,6 +137,7 @@ class OperationQueue:
     def _execute(self, operation: Operation) -> None:
         assert operation.call is not None
         assert operation.waiting == 0
+        began = 0 if self.observe is None else time.perf_counter_ns()
         try:
             operation.call()
         except Exception as error:
@@ -139,6 +147,8 @@ class OperationQueue:
             # Ctrl-C in the middle of an operation: half of it is done, and to run it again would do that half twice.
             self._failure = f"{operation.origin} was interrupted by {type(interrupt).__name__}"
             raise
+        if self.observe is not None:
+            self.observe(operation, began, time.perf_counter_ns())
         del self._pending[operation]
         operation.done = True
         # Events and streams may hold the operation for long: let go of its arrays.

@@ -145,7 +145,7 @@ class Analysis:
         spans = [self.spans[i] for i in range(first, last) if self.trace.replays[i].key == key]
         return total(spans) / len(spans) if spans else 0.0
 
-    def keys(self) -> Counter[str]:
+    def replays_by_key(self) -> Counter[str]:
         """Replays of the window by key."""
         first, last = self.trace.window
         return Counter(replay.key for replay in self.trace.replays[first:last])

@@ -116,3 +116,27 @@ def shares(node: Analysis, key: str, span_ns: float) -> list[Share]:
         for family, time in times.items()
     ]
     return sorted(found, key=lambda share: (share.family == BETWEEN, -share.share))
+
+
+def host_shares(analysis: Analysis) -> list[Share]:
+    """What a step does on a device that runs on the host: time of each family, per step, largest first. Replays that were recorded
+    as a whole count under the name of their graph.
+
+    Raises TraceRefusedError: the trace comes from a device with a clock of its own.
+    """
+    trace = analysis.trace
+    if trace.mode is not Mode.HOST:
+        raise TraceRefusedError(f"shares of the host: a {trace.mode.value} trace has a device beside the host")
+    first, last = trace.window
+    keys = {number: trace.replays[number - 1].key for number in range(first + 1, last + 1)}
+    times: dict[str, int] = defaultdict(int)
+    counts: dict[str, int] = defaultdict(int)
+    for activity in trace.activities:
+        if activity.launch in keys:
+            whole = activity.kind is Kind.GRAPH
+            family = f"{keys[activity.launch].partition('[')[0]} replay" if whole else family_of(activity, trace.families)
+            times[family] += activity.end - activity.start
+            counts[family] += 1
+    total = sum(times.values())
+    found = [Share(name, time / total, time / trace.steps, counts[name] / trace.steps, 0) for name, time in times.items()]
+    return sorted(found, key=lambda share: -share.share)

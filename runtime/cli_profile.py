@@ -1,0 +1,74 @@
+"""`draftgraph profile CONFIG`: where the time of a step goes, as a table, a picture, a page and a trace file."""
+
+from __future__ import annotations
+
+import json
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from runtime.cli_session import (
+    OPEN_GATE,
+    ConfigPath,
+    Overrides,
+    PromptFile,
+    Prompts,
+    Quiet,
+    exits,
+    open_engine,
+    prompts_of,
+    settings_of,
+)
+from runtime.errors import ConfigError
+
+
+def profile(
+    config: ConfigPath,
+    trace: Annotated[
+        Literal["graph", "node"],
+        typer.Option(help="graph: replays as a whole, at hardly any cost; node: what is inside them as well, by a slowed pass."),
+    ] = "node",
+    steps: Annotated[int | None, typer.Option(min=1, help="Decode steps to look at; default 200 on a GPU, 16 on a CPU.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests that decode side by side.")] = 1,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Receives profile.json, profile.html, trace.json and timeline.png.")
+    ] = Path("profile"),
+    prompt: Prompts = None,
+    prompt_file: PromptFile = None,
+    set_: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Prints the record instead of the table.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Shows where the time of a step goes: host phases, replays, gaps and kernels, with a picture.
+
+    On a GPU each pass is a process of its own: one untraced, which says how long a step takes; one with a record a replay; with
+    --trace node one with a record a kernel. On a CPU there is one pass, and nothing overlaps. Exit code 1: the trace was refused.
+    """
+    with exits():
+        settings = settings_of(config, set_)
+        if concurrency > settings.scheduler.max_num_seqs:
+            raise ConfigError(
+                f"--concurrency {concurrency}: above scheduler.max_num_seqs = {settings.scheduler.max_num_seqs}, so requests would "
+                f"wait in line; add --set scheduler.max_num_seqs={concurrency}"
+            )
+        prompts = list(islice(cycle(prompts_of(settings, prompt, prompt_file)), concurrency))
+        # Imported once the command line is known to be right.
+        from runtime.profile import session
+        from runtime.profile.table import render_profile
+        from runtime.profile.trace import Mode, TraceRefusedError
+
+        try:
+            result = session.profile(
+                settings, prompts, Mode(trace), lambda: open_engine(settings, quiet), steps=steps, quiet=quiet
+            )
+            record = result.as_dict()
+        except TraceRefusedError as error:
+            typer.echo(f"refused: {error}", err=True)
+            raise typer.Exit(OPEN_GATE) from error
+        files, no_picture = session.write_files(result, record, out)
+        print(json.dumps(record, indent=2) if as_json else render_profile(record), flush=True)
+        if no_picture is not None:
+            typer.echo(no_picture, err=True)
+        typer.echo("wrote " + ", ".join(map(str, files)), err=True)

@@ -1,0 +1,80 @@
+"""One pass of a profile: an engine under a collector, from its opening to the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from runtime.config import RunConfig
+from runtime.copy_bandwidth import copy_bandwidth
+from runtime.machine import describe
+from runtime.phase_clock import NO_PHASES, Phase, PhaseClock
+from runtime.profile.collectors import Collector, EventCollector, QueueCollector, ReplayLog
+from runtime.profile.graph_facts import families_of, weight_bytes
+from runtime.profile.trace import Mode, Trace
+from runtime.profile.workload import Workload
+
+MARKS = 1 << 17
+
+
+def collector_of(mode: Mode, *, inside: bool = False) -> Collector:
+    """Made before the engine: see runtime.profile.cupti_collector. inside: of a host pass, the nodes in place of each replay.
+
+    Raises DeviceError when CUPTI is missing.
+    """
+    if mode is Mode.EVENTS:
+        return EventCollector()
+    if mode is Mode.HOST:
+        return QueueCollector(inside=inside)
+    from runtime.profile.cupti_collector import CuptiCollector  # imports cupti, which few machines have
+
+    return CuptiCollector(mode)
+
+
+def run_pass(
+    config: RunConfig, collector: Collector, workload: Workload, open_engine: Callable[[], AbstractContextManager[Any]]
+) -> Trace:
+    """Open an engine, play the workload under a collector, close the engine.
+
+    The workload is played once unseen before: what is only slow the first time is no part of a profile.
+
+    Raises:
+        ConfigError: the workload does not fit; others of the engine.
+    """
+    with open_engine() as engine:
+        library, params = engine.runner.library, config.sampling.params()
+        Workload(workload.prompts, 1, 1).run(engine, _watched(library, ReplayLog(Collector())), params)
+        log, clock = _watched(library, ReplayLog(collector)), PhaseClock(MARKS)
+        before = library.launches.copy()
+        collector.begin(engine)
+        engine.trace_phases(clock)
+        try:
+            window, tokens = workload.run(engine, log, params)
+        finally:
+            clock.mark(Phase.OUTSIDE)  # ends the last phase
+            engine.trace_phases(NO_PHASES)
+            library.watch = None
+        activities, dropped = collector.end(engine)
+        facts = describe(engine) | {"concurrency": len(workload.prompts), "steps": workload.steps}
+        if collector.mode is Mode.EVENTS:
+            facts["copy_bytes_per_s"] = copy_bandwidth(engine.runner.device)
+        return Trace(
+            collector.mode,
+            activities,
+            log.replays(),
+            window,
+            {str(key): count for key, count in (library.launches - before).items()},
+            clock.spans(),
+            dropped,
+            clock.lost,
+            tokens,
+            weight_bytes(library),
+            families_of(library),
+            facts,
+        )
+
+
+def _watched(library: Any, log: ReplayLog) -> ReplayLog:
+    library.watch = log
+    return log

@@ -1,0 +1,83 @@
+"""The workload of a profile: requests that decode side by side for a number of steps, none of which begins or ends among them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from runtime.errors import ConfigError
+from runtime.generation import Generation
+from runtime.profile.collectors import ReplayLog
+from runtime.prompts import Prompt
+from runtime.sampling import SamplingParams
+
+SLACK_STEPS = 8
+"""Steps beyond those asked for: the one that closes the window, and those in flight."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What the profiled engine does.
+
+    Attributes:
+        prompts: one for each request; all run at the same time.
+        warmup_steps: decode steps before the window. steps: of the window.
+    """
+
+    prompts: Sequence[Prompt]
+    warmup_steps: int
+    steps: int
+
+    def tokens_at_most(self, num_speculative_tokens: int) -> int:
+        """That one request may produce, with every draft accepted."""
+        return (self.warmup_steps + self.steps + SLACK_STEPS) * (1 + num_speculative_tokens)
+
+    def run(self, engine: Any, log: ReplayLog, params: SamplingParams) -> tuple[tuple[int, int], int]:
+        """Play the workload. Returns the window as indices of `log`, and the tokens that were delivered while it lasted.
+
+        Raises:
+            ConfigError: the requests cannot all decode for that many steps.
+        """
+        k = engine.scheduler.limits.num_speculative_tokens
+        needed = self.tokens_at_most(k)
+        endless = replace(params, max_tokens=needed, ignore_eos=True, stop=(), stop_token_ids=())
+        generations = [engine.submit(prompt, endless, index=index) for index, prompt in enumerate(self.prompts)]
+        try:
+            self._refuse_too_long(engine, generations, needed, 1 + k)
+            while engine.scheduler.num_waiting or log.uniform_steps() < self.warmup_steps:
+                self._step(engine, generations)
+            first = len(log)
+            tokens = sum(self._step(engine, generations) for _ in range(self.steps))
+            last = len(log)
+            self._step(engine, generations)
+        finally:
+            for generation in generations:
+                engine.cancel(generation.request.request_id)
+            engine.drain()
+        return (first, last), tokens
+
+    def _step(self, engine: Any, generations: Sequence[Generation]) -> int:
+        """One step; the tokens that it delivered. Raises ConfigError when a request has ended."""
+        engine.step()
+        tokens = 0
+        for generation in generations:
+            while generation.events:
+                tokens += len(generation.events.pop(0).token_ids)
+            if generation.output is not None:
+                raise ConfigError(
+                    f"a request ended inside the window ({generation.output.finish_reason}): {len(generations)} requests cannot "
+                    f"decode side by side for {self.steps} steps; lower --steps or --concurrency, or raise scheduler.num_blocks"
+                )
+        return tokens
+
+    def _refuse_too_long(self, engine: Any, generations: Sequence[Generation], needed: int, per_step: int) -> None:
+        longest = max(len(generation.request.prompt_token_ids) for generation in generations)
+        room = engine.scheduler.max_model_len - longest
+        if needed > room:
+            most = room // per_step - self.warmup_steps - SLACK_STEPS
+            raise ConfigError(
+                f"--steps = {self.steps}: with {per_step} tokens a step a request may grow by {needed} tokens, and {room} are left "
+                f"beside its prompt (scheduler.max_model_len = {engine.scheduler.max_model_len}); "
+                + (f"lower --steps to {most}" if most > 0 else "raise scheduler.max_model_len")
+            )

@@ -1,0 +1,271 @@
+"""A profile on a CPU from the engine to the files, the parts that a GPU adds by canned traces, and how a pass in a child ends."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from runtime.cli import app
+from runtime.config import RunConfig, load_config
+from runtime.errors import ConfigError, DeviceError
+from runtime.phase_clock import Phase
+from runtime.profile import session
+from runtime.profile.analysis import Analysis
+from runtime.profile.chrome_trace import chrome_trace
+from runtime.profile.lanes import lanes_of, middle_steps
+from runtime.profile.page import render_page, tick_ns
+from runtime.profile.profile import Profile
+from runtime.profile.table import render_profile
+from runtime.profile.trace import Kind, Mode
+from runtime.profile.workload import Workload
+from tests.canned_traces import NS, VERIFY, events_trace, graph_trace, node_trace
+from tests.tiny_checkpoint import write_tiny_checkpoint
+from tests.tiny_engine import LOOPING, open_tiny
+
+FACTS = {
+    "concurrency": 1,
+    "device": "NVIDIA H200, compute capability 9.0",
+    "model": {"source": "random:tiny", "dtype": "bfloat16"},
+    "copy_bytes_per_s": 40e9,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("profile") / "model"
+    write_tiny_checkpoint(folder, LOOPING)
+    return folder
+
+
+def canned() -> Profile:
+    """As `--trace node` on a GPU leaves it."""
+    traces = {Mode.EVENTS: events_trace(), Mode.GRAPH: graph_trace(), Mode.NODE: node_trace()}
+    return Profile({mode: Analysis(replace(trace, facts=FACTS)) for mode, trace in traces.items()})
+
+
+def profiled(model: Path, trace: Mode, num_prompts: int = 2, steps: int = 4, **overrides: Any) -> Profile:
+    settings = {"model__source": str(model), "device": "cpu", **overrides}
+    config = load_config({}, **settings)
+
+    @contextmanager
+    def opened() -> Iterator[Any]:
+        with open_tiny(model, **overrides) as engine:
+            yield engine
+
+    return session.profile(config, [[5, 6, 7]] * num_prompts, trace, opened, steps=steps)
+
+
+# --- on a CPU
+
+
+def test_a_cpu_shows_phases_and_the_order_of_work_and_says_that_nothing_overlaps(model: Path) -> None:
+    profile = profiled(model, Mode.NODE)
+    record = profile.as_dict()
+    assert "not measured" in record["overlap"]
+    assert {"products", "attention", "step"} <= {share["family"] for share in record["shares"]["step"]}
+    assert sum(share["percent"] for share in record["shares"]["step"]) == pytest.approx(100.0)
+    assert record["host_phases_ms"]["collect"] > 0
+    assert record["replays_per_step"] == {"verify[R=2,T=8,q=4]": 1.0, "propose[R=2]": 1.0}
+    assert 2 <= record["tokens_per_step"] <= 8
+    assert "busy_percent" not in json.dumps(record)
+    text = render_profile(record)
+    assert "overlap: not measured" in text
+    assert "what a step does" in text
+
+
+def test_work_of_a_cpu_lies_inside_the_phases_in_which_the_host_waits(model: Path) -> None:
+    """The lazy schedule: nothing runs before somebody waits for it. That is what the picture has to show."""
+    trace = profiled(model, Mode.GRAPH).truth.trace
+    waits = [(span.start, span.end) for span in trace.phases if span.phase is Phase.COLLECT]
+    replays = [activity for activity in trace.activities if activity.kind is Kind.GRAPH and "verify" in activity.name]
+    assert replays
+    inside = [any(start <= replay.start and replay.end <= end for start, end in waits) for replay in replays]
+    assert sum(inside) >= len(inside) - 1  # what is left at the end is run by the drain, outside a step
+
+
+@pytest.mark.parametrize("mode", [Mode.GRAPH, Mode.NODE])
+def test_every_launch_of_a_replay_is_shown_once(model: Path, mode: Mode) -> None:
+    trace = profiled(model, mode, num_prompts=1).truth.trace
+    first, last = trace.window
+    for number in range(first + 1, last + 1):
+        rows = [activity for activity in trace.activities if activity.launch == number]
+        kinds = {activity.kind for activity in rows}
+        assert kinds == {Kind.GRAPH} if mode is Mode.GRAPH else Kind.GRAPH not in kinds
+        assert len(rows) == 1 if mode is Mode.GRAPH else len(rows) > 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "steps", "reason"),
+    [
+        ({}, 40, r"--steps = 40: with 4 tokens a step a request may grow by 200 tokens, and 61 are left"),
+        ({"graphs__mode": "eager"}, 4, "graphs.mode = eager: nothing is replayed"),
+    ],
+)
+def test_what_cannot_be_profiled_is_refused(model: Path, overrides: dict[str, Any], steps: int, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        profiled(model, Mode.GRAPH, steps=steps, **overrides)
+
+
+def test_the_command_writes_its_files_and_ends_well(model: Path, tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    sizes = "{max_num_seqs: 2, max_model_len: 64, max_num_batched_tokens: 32, block_size: 4}"
+    config.write_text(f"model: {{source: {model}}}\ndevice: cpu\nscheduler: {sizes}\nrun: {{chat: false, prompts: [hello]}}\n")
+    result = CliRunner().invoke(app, ["profile", str(config), "--steps", "3", "--out", str(tmp_path / "out"), "-q"])
+    assert result.exit_code == 0, result.output
+    assert "overlap: not measured" in result.stdout
+    names = {file.name for file in (tmp_path / "out").iterdir()}
+    assert {"profile.json", "trace.json", "profile.html"} <= names
+    assert ("timeline.png" in names) != ("matplotlib is not installed" in result.stderr)
+
+
+def test_more_requests_than_slots_are_a_mistake(model: Path, tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(f"model: {{source: {model}}}\nscheduler: {{max_num_seqs: 2}}\nrun: {{prompts: [hello]}}\n")
+    result = CliRunner().invoke(app, ["profile", str(config), "--concurrency", "3"])
+    assert result.exit_code == 2
+    assert "--concurrency 3: above scheduler.max_num_seqs = 2" in result.stderr
+
+
+# --- what a GPU adds, by canned traces
+
+
+def test_each_figure_comes_from_the_pass_that_can_tell_it() -> None:
+    record = canned().as_dict()
+    passes = record["passes"]
+    assert record["step_ms"] == pytest.approx(0.1)
+    assert record["tpot_ms"] == pytest.approx(0.05)  # two tokens a step
+    assert passes["graph"]["busy_percent"] == pytest.approx(92.0)
+    assert passes["graph"]["busy_is_upper_bound"]
+    assert not passes["node"]["busy_is_upper_bound"]
+    assert "busy_percent" not in passes["events"]
+    assert "step_ms" not in passes["node"]
+    assert passes["graph"]["gaps"]["largest"][0]["us"] == pytest.approx(6.0)
+    products = passes["node"]["shares"][VERIFY][0]
+    assert (products["us"], products["gigabytes_per_s"], products["percent_of_copy"]) == (
+        pytest.approx(40.0), pytest.approx(10.0), pytest.approx(25.0),
+    )  # fmt: skip
+    assert record["checks"] == {
+        "graph_step_over_truth": pytest.approx(1.0),
+        "graph_pass_is_true": True,
+        "node_step_over_truth": pytest.approx(2.0),
+        "node_pass_slowed_too_much": True,
+    }
+
+
+def test_a_graph_pass_that_ran_slower_than_the_truth_is_called_not_true() -> None:
+    profile = canned()
+    slow = replace(graph_trace(), facts=FACTS)
+    times = [replace(row, start=2 * row.start, end=2 * row.end) for row in slow.activities]
+    record = Profile({**profile.passes, Mode.GRAPH: Analysis(replace(slow, activities=times))}).as_dict()
+    assert not record["checks"]["graph_pass_is_true"]
+    assert "NOT TRUE" in render_profile(record)
+
+
+def test_the_table_of_a_gpu_names_bounds_gaps_and_doubts() -> None:
+    text = render_profile(canned().as_dict())
+    assert "<=92.00" in text
+    assert "(0.200)" in text  # the node pass has no step time
+    assert "queued in time" in text
+    assert "25 % of a copy's rate" in text
+    assert "doubt its proportions" in text
+
+
+def test_the_trace_file_has_a_lane_for_host_and_device_and_an_arrow_a_replay() -> None:
+    profile = canned()
+    events = chrome_trace(profile.passes)["traceEvents"]
+    lanes = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert lanes == {"host", "GPU, stream 7"}
+    graph = [event for event in events if event["pid"] == 2]
+    assert sum(event["ph"] == "s" for event in graph) == sum(event["ph"] == "f" for event in graph) == 10
+    assert {"schedule", "stage", "launch", "collect", "detokenise", VERIFY} <= {event["name"] for event in graph}
+    assert all(event["dur"] > 0 for event in graph if event["ph"] == "X")
+    json.dumps(events)
+
+
+def test_the_page_opens_by_itself() -> None:
+    profile = canned()
+    page = render_page(profile.passes, profile.as_dict())
+    assert page.count("<svg") == 3
+    assert "<title>norm_project: 80.0 us</title>" in page  # the node pass as it ran
+    assert "http" not in page
+    assert "<script" not in page
+
+
+def test_the_picture_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="extra profile is not installed")
+    profile = canned()
+    files, missing = session.write_files(profile, profile.as_dict(), tmp_path / "a" / "b")
+    assert missing is None
+    assert files[-1].read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_everything_else_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    profile = canned()
+    files, missing = session.write_files(profile, profile.as_dict(), tmp_path)
+    assert "pip install draftgraph[profile]" in (missing or "")
+    assert sorted(file.name for file in files) == ["profile.html", "profile.json", "trace.json"]
+
+
+def test_a_folder_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    profile = canned()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        session.write_files(profile, profile.as_dict(), tmp_path / "file")
+
+
+def test_bars_are_cut_to_what_is_shown() -> None:
+    analysis = Analysis(graph_trace())
+    begin, end = middle_steps(analysis, 3)
+    assert end - begin == 300 * NS
+    lanes = lanes_of(analysis, begin + 10 * NS, begin + 20 * NS)
+    assert [lane.name for lane in lanes] == ["host", "GPU, stream 7"]
+    assert all(begin + 10 * NS <= bar.start < bar.end <= begin + 20 * NS for lane in lanes for bar in lane.bars)
+
+
+@pytest.mark.parametrize(("length", "expected"), [(300, 50), (1000, 100), (5_300_000, 500_000), (12, 1)])
+def test_ticks_are_round(length: int, expected: int) -> None:
+    assert tick_ns(length) == expected
+
+
+# --- the process of a pass
+
+
+def child_config(model: Path) -> RunConfig:
+    sizes = {"max_num_seqs": 2, "max_model_len": 64, "max_num_batched_tokens": 32, "block_size": 4}
+    return load_config({"model": {"source": str(model)}, "device": "cpu", "scheduler": sizes, "run": {"chat": False}})
+
+
+def test_a_pass_in_a_child_comes_back_as_a_trace(model: Path) -> None:
+    trace = session.pass_in_child(child_config(model), Mode.HOST, Workload([[5, 6]], 1, 2), quiet=True)
+    assert trace.mode is Mode.HOST
+    assert Analysis(trace).trace.steps == 2
+
+
+def test_an_error_of_the_child_is_an_error_here(model: Path) -> None:
+    with pytest.raises(ConfigError, match="--steps = 60"):
+        session.pass_in_child(child_config(model), Mode.HOST, Workload([[5, 6]], 1, 60), quiet=True)
+
+
+def test_a_child_that_dies_is_reported(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(DeviceError, match="graph pass: its process ended with code 1 and no trace"):
+        session.pass_in_child(child_config(model), Mode.GRAPH, Workload([[5, 6]], 1, 2), quiet=True)
+
+
+def test_a_missing_cupti_is_named_with_its_remedy(model: Path) -> None:
+    try:
+        import cupti  # noqa: F401
+    except ImportError:
+        with pytest.raises(DeviceError, match=r"pip install draftgraph\[profile\]"):
+            session.pass_in_child(child_config(model), Mode.GRAPH, Workload([[5, 6]], 1, 2), quiet=True)
+    else:
+        pytest.skip("CUPTI is installed here")
