@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernels.lang import MAX_THREADS, NEG_INF, bits_of_float, block_max, cuda, device_function, f32, i32, kernel, u64
+from kernels.lang import MAX_THREADS, NEG_INF, bits_of_float, block_max, cuda, device_function, f32, float_of_bits, i32, kernel, u64
 from kernels.lang_storage import widen
 
 _TILE = 512
@@ -24,6 +24,18 @@ def float_order(value):
     if bits > _INFINITY_BITS:
         order = _LOWEST
     return order
+
+
+@device_function
+def float_of_order(order):
+    """The float of a float_order; -inf for that of NaN."""
+    bits = i32(order)
+    if order < i32(0):
+        bits = i32(_LOWEST - order)
+    value = float_of_bits(bits)
+    if order == _LOWEST:
+        value = NEG_INF
+    return value
 
 
 @kernel(writes=("out",))

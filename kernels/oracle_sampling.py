@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.random import QUARTER, ROLE_TOKEN, TILE
+from kernels.random import QUARTER, ROLE_ACCEPT, ROLE_TOKEN, TILE
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
@@ -69,6 +69,8 @@ def admit_sampling(state: dict[str, npt.NDArray[Any]], slot: int, record: Ints) 
         state["seed"][slot] = record[0:2]
         state["temperature"][slot], state["top_k"][slot] = floats[2], record[3]
         state["top_p"][slot], state["min_p"][slot] = floats[4], floats[5]
+        state["repetition"][slot], state["presence"][slot], state["frequency"][slot] = floats[6:9]
+        state["num_logprobs"][slot], state["num_bias"][slot], state["num_bad"][slot], state["restricted"][slot] = record[9:13]
     return state
 
 
@@ -99,7 +101,7 @@ def scores(
 
 def race_stripes(stripes: int, tiles_per_stripe: int, of_rows: Floats) -> tuple[Floats, Ints]:
     """(best_score, best_column) [S, J] of `scores`."""
-    rows, vocab_size = of_rows.shape
+    rows = len(of_rows)
     best_score = np.full((stripes, rows), -np.inf)
     best_column = np.full((stripes, rows), NO_COLUMN, np.int32)
     width = tiles_per_stripe * TILE
@@ -110,3 +112,135 @@ def race_stripes(stripes: int, tiles_per_stripe: int, of_rows: Floats) -> tuple[
             found = best_score[stripe] > -np.inf
             best_column[stripe, found] = (part.argmax(axis=1) + stripe * width)[found]
     return best_score, best_column
+
+
+def pick_rows(best_score: Floats, best_column: Ints) -> tuple[Ints, Ints]:
+    """(picks, degenerate)."""
+    nothing = best_score.max(axis=0) == -np.inf
+    best = best_column[best_score.argmax(axis=0), np.arange(best_score.shape[1])]
+    return np.where(nothing, 0, best).astype(np.int32), nothing.astype(np.int32)
+
+
+def sum_stripes(stripes: int, width: int, processed: npt.NDArray[np.float32]) -> tuple[Floats, Floats, Ints]:
+    """(stripe_max, stripe_sum, stripe_column) [S, J]."""
+    rows = len(processed)
+    values = np.where(np.isnan(processed), -np.inf, processed).astype(np.float64)
+    largest, total = np.full((stripes, rows), -np.inf), np.zeros((stripes, rows))
+    column = np.full((stripes, rows), NO_COLUMN, np.int32)
+    for stripe in range(stripes):
+        part = values[:, stripe * width : (stripe + 1) * width]
+        for row in range(rows):
+            if part.shape[1] and part[row].max() > -np.inf:
+                largest[stripe, row] = part[row].max()
+                total[stripe, row] = np.exp(part[row] - part[row].max()).sum()
+                column[stripe, row] = part[row].argmax() + stripe * width
+    return largest, total, column
+
+
+def sum_rows(
+    processed: npt.NDArray[np.float32], seed: Ints, token_slot: Ints, positions: Ints, logits_indices: Ints
+) -> tuple[Floats, Ints, Ints, Floats]:
+    """(log_sum, row_argmax, degenerate, uniforms) [J], from whole rows."""
+    values = np.where(np.isnan(processed), -np.inf, processed).astype(np.float64)
+    largest = values.max(axis=1)
+    nothing = largest == -np.inf
+    shift = np.where(nothing, 0, largest)
+    with np.errstate(divide="ignore"):
+        log_sum = shift + np.log(np.exp(values - shift[:, None]).sum(axis=1))
+    draws = [uniform(tuple(seed[max(token_slot[at], 0)]), int(positions[at]) + 1, ROLE_ACCEPT, 0) for at in logits_indices]
+    return log_sum, np.where(nothing, 0, values.argmax(axis=1)).astype(np.int32), nothing.astype(np.int32), np.array(draws)
+
+
+def probabilities(processed: npt.NDArray[np.float32]) -> Floats:
+    """Softmax [J, V]; a row of nothing is NaN."""
+    values = np.where(np.isnan(processed), -np.inf, processed).astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        weights = np.exp(values - values.max(axis=1, keepdims=True))
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def dense(ids: Ints, probs: npt.NDArray[np.float32], vocab_size: int) -> Floats:
+    """[V] of a drafter's candidates."""
+    q = np.zeros(vocab_size)
+    inside = ids >= 0
+    q[ids[inside]] = probs[inside]
+    return q
+
+
+def accept(p: Floats, q: Floats, drafts: list[int], uniforms: Floats, block: bool) -> tuple[int, float]:
+    """(drafts kept, s of the residual) of one request: p [k + 1, V], q [k, V], valid drafts alone. From the papers' formulas."""
+    if not block:
+        for i, token in enumerate(drafts):
+            if not p[i, token] > uniforms[i] * q[i, token]:
+                return i, 1.0
+        return len(drafts), 1.0
+    kept, accepted, factor = 1.0, 0, 1.0
+    for i, token in enumerate(drafts):
+        kept = min(kept * p[i, token] / q[i, token], 1.0)
+        ends = kept
+        if i + 1 < len(drafts):
+            mass = np.maximum(kept * p[i + 1] - q[i + 1], 0).sum()
+            ends = mass / (mass + 1 - kept) if mass + 1 - kept > 0 else np.nan
+        if uniforms[i] < ends:
+            accepted, factor = i + 1, kept
+    return accepted, factor
+
+
+def accept_drafts(
+    processed: npt.NDArray[np.float32],
+    uniforms: Floats,
+    input_ids: Ints,
+    logits_indices: Ints,
+    cu_num_logits: Ints,
+    draft_ids: Ints,
+    draft_probs: npt.NDArray[np.float32],
+    temperature: npt.NDArray[np.float32],
+    idx_mapping: Ints,
+    verification: int,
+) -> tuple[Ints, Floats, Ints, Ints]:
+    """(num_accepted, scale, residual, num_drafts) [R]."""
+    vocab_size, p = processed.shape[1], probabilities(processed)
+    argmax = np.where(np.isnan(processed), -np.inf, processed).argmax(axis=1)
+    results = []
+    for row, slot in enumerate(idx_mapping):
+        base, stop = int(cu_num_logits[row]), int(cu_num_logits[row + 1])
+        drafts = [int(input_ids[at]) for at in logits_indices[base + 1 : stop]]
+        drafted = sum(token >= 0 for token in drafts)
+        if stop == base:
+            results.append((-1, 1.0, 0, 0))
+        elif not temperature[slot] > 0:
+            agreeing = [token == argmax[base + i] for i, token in enumerate(drafts)]
+            results.append((agreeing.index(False) if False in agreeing else len(drafts), 1.0, 0, drafted))
+        else:
+            q = np.array([dense(draft_ids[slot, i], draft_probs[slot, i], vocab_size) for i in range(len(drafts))])
+            q = q.reshape(len(drafts), vocab_size)
+            valid = 0
+            while valid < len(drafts) and 0 <= drafts[valid] < vocab_size and q[valid, drafts[valid]] > 0:
+                valid += 1
+            accepted, factor = accept(p[base:stop], q, drafts[:valid], uniforms[base:stop], bool(verification))
+            results.append((accepted, factor, int(accepted < valid), drafted))
+    accepted_of, scale, residual, num_drafts = zip(*results, strict=True)
+    ints = (np.array(values, np.int32) for values in (accepted_of, residual, num_drafts))
+    num_accepted, with_residual, drafted_of = ints
+    return num_accepted, np.array(scale), with_residual, drafted_of
+
+
+def residual_logits(processed: npt.NDArray[np.float32], q: Floats, scale: float) -> Floats:
+    """[V] of one row: log(max(p - q / scale, 0)) + log_sum."""
+    values = np.where(np.isnan(processed), -np.inf, processed).astype(np.float64)
+    largest = values.max()
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        log_sum = largest + np.log(np.exp(values - largest).sum())
+        share = np.where(q > 0, q / scale * np.exp(log_sum - values), 0)
+        return np.where(share < 1, values + np.log1p(-np.minimum(share, 1)), -np.inf)
+
+
+def emit_drawn(width: int, num_accepted: Ints, tokens: Ints, input_ids: Ints, logits_indices: Ints, cu_num_logits: Ints) -> Any:
+    """(sampled [R, W], num_sampled [R]) from the drawn token of each request."""
+    sampled = np.full((len(num_accepted), width), -1, np.int32)
+    for row, accepted in enumerate(num_accepted):
+        base = int(cu_num_logits[row])
+        if accepted >= 0:
+            sampled[row, :accepted] = input_ids[logits_indices[base + 1 : base + 1 + accepted]]
+            sampled[row, accepted] = tokens[row]
+    return sampled, (num_accepted + 1).astype(np.int32)

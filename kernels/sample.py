@@ -116,3 +116,25 @@ def race_stripes(
                 best_score[stripe, row] = largest
                 best_column[stripe, row] = winner[0]
             cuda.syncthreads()
+
+
+@kernel(writes=("picks", "degenerate"))
+def pick_rows(picks, degenerate, best_score, best_column, num_rows):
+    """The best of the stripes of each row.
+
+    picks      int32 [J] out: the token drawn; 0 for a row with nothing above -inf, so that it always is a valid id.
+    degenerate int32 [J] out: 1 for such a row (all NaN or -inf), else 0.
+    best_score float32 [S, J], best_column int32 [S, J] of `race_stripes`.   num_rows int32 [1] live rows.
+
+    Launch: a thread a row, any grid and block. No barrier. Capture safe. Oracle: oracle_sampling.pick_rows.
+    """
+    for row in range(cuda.grid(1), num_rows[0], cuda.gridsize(1)):
+        value = NEG_INF
+        column = NO_COLUMN
+        for stripe in range(best_score.shape[0]):
+            if best_score[stripe, row] > value:
+                value = best_score[stripe, row]
+                column = best_column[stripe, row]
+        nothing = column == NO_COLUMN
+        picks[row] = i32(0) if nothing else column
+        degenerate[row] = i32(1) if nothing else i32(0)

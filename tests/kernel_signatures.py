@@ -57,6 +57,12 @@ SIGNATURES: dict[str, str] = {
     "admit_lists": "i2 f2 i2 i2 i2 i1 i1 i1 i1 i1 i1",
     "scale_logits": "f2 s2 f1 i1 i1 i1",
     "race_stripes": "f2 i2 f2 f1 i2 i1 i1 i1 i i1",
+    "pick_rows": "i1 i1 f2 i2 i1",
+    "sum_stripes": "f2 f2 i2 f2 i i1",
+    "sum_rows": "f1 i1 i1 f1 f2 f2 i2 i2 i1 i1 i1 i1",
+    "accept_drafts": "i1 f1 i1 i1 f2 f1 i1 f1 i1 i1 i1 i3 f3 f1 i1 i i1",
+    "residual_stripes": "f2 i2 f2 f1 i1 f1 i1 i3 f3 f1 i2 i1 i1 i1 i1 i i1",
+    "emit_drawn": "i2 i1 i1 f2 i2 i1 i1 i1 i1 i1",
     # logits processing
     "adjust_logits": "f2 f2 f1 f1 f1 f1 i2 i1 i2 f2 i1 i2 i1 i1 i1 i1 i1",
     "forbid_tokens": "f2 i2 i1 i1 i2 i1 i2 i2 i1 i1 i1 i1 i1",

@@ -1,0 +1,146 @@
+"""The token that stochastic verification draws itself: behind the drafts that were kept, or in the place of one that was not."""
+
+from __future__ import annotations
+
+import math
+
+from kernels.argmax import float_order
+from kernels.lang import MAX_THREADS, NEG_INF, block_max, cuda, device_function, f32, i32, kernel
+from kernels.random import QUARTER, ROLE_RESIDUAL, ROLE_TOKEN, TILE, gumbel, high_words, low_words, unsigned, word_of
+from kernels.reject import draft_probability
+from kernels.sample import NO_COLUMN, tile_bound
+
+
+@device_function
+def residual_logit(logit, log_sum, scale, q):
+    """log(max(p - q / scale, 0)) + log_sum with p = exp(logit - log_sum): a logit of the residual max(scale p - q, 0)."""
+    value = logit
+    if q > f32(0.0):
+        # As a share of p, so that a p that is too small for a float32 is still compared.
+        share = f32(f32(q / scale) * f32(math.exp(log_sum - logit)))
+        value = NEG_INF
+        if share < f32(1.0):
+            value = f32(logit + f32(math.log1p(f32(-share))))
+    return value
+
+
+@kernel(writes=("best_score", "best_column"))
+def residual_stripes(
+    best_score,
+    best_column,
+    processed,
+    log_sum,
+    num_accepted,
+    scale,
+    residual,
+    draft_ids,
+    draft_probs,
+    temperature,
+    seed,
+    positions,
+    logits_indices,
+    cu_num_logits,
+    idx_mapping,
+    tiles_per_stripe,
+    num_requests,
+):
+    """The race of kernels/sample.py for one row of each request: that behind its last kept draft, in the residual where one was
+    rejected there.
+
+    best_score float32 [S, >= R] out: -inf where nothing is above -inf.   best_column int32 [S, >= R] out: NO_COLUMN there.
+    processed float32 [J, V];  log_sum float32 [J];  num_accepted, residual int32 [R], scale float32 [R] of accept_drafts
+    draft_ids int32 [N, k, K], draft_probs float32 [N, k, K];  temperature float32 [N];  seed int32 [N, 2]
+    positions int32 [T];  logits_indices int32 [J];  cu_num_logits int32 [R + 1];  idx_mapping int32 [R]
+    tiles_per_stripe int32;  num_requests int32 [1]
+
+    A residual's logits are at most those of its row, so the bounds of the row's own race hold. Its random numbers are apart from
+    those of tokens that come from p.
+
+    Launch: grid (R, S), threads over the columns of a tile (QUARTER). A block owns its stripes; barriers are reached by all its
+    threads. Capture safe. Oracle: oracle_sampling.residual_stripes.
+    """
+    scratch = cuda.shared.array(MAX_THREADS, f32)
+    winner = cuda.shared.array(1, i32)
+    vocab_size = i32(processed.shape[1])
+    tiles = i32((vocab_size + i32(TILE - 1)) // i32(TILE))
+    first, step = i32(cuda.threadIdx.x), i32(cuda.blockDim.x)
+    for request in range(cuda.blockIdx.x, num_requests[0], cuda.gridDim.x):
+        accepted = i32(num_accepted[request])
+        slot = i32(idx_mapping[request])
+        row = i32(cu_num_logits[request]) + max(accepted, i32(0))
+        live = accepted >= i32(0) and slot >= i32(0) and slot < i32(temperature.shape[0])
+        at = i32(0)
+        if live:
+            at = i32(logits_indices[row])
+        slot = max(slot, i32(0))
+        noisy = live and temperature[slot] > f32(0.0)
+        rejected = residual[request] > i32(0)
+        role = unsigned(i32(ROLE_RESIDUAL)) if rejected else unsigned(i32(ROLE_TOKEN))
+        k0, k1 = unsigned(seed[slot, 0]), unsigned(seed[slot, 1])
+        position = unsigned(positions[at] + i32(1))
+        for stripe in range(cuda.blockIdx.y, best_score.shape[0], cuda.gridDim.y):
+            value = NEG_INF
+            chosen = NO_COLUMN
+            begin = i32(stripe) * tiles_per_stripe
+            for tile in range(begin, min(begin + tiles_per_stripe, tiles) if live else begin):
+                bound = tile_bound(processed, row, i32(tile), first, step, vocab_size, noisy, position, role, k0, k1)
+                if bound > float_order(value):
+                    for n in range(first, QUARTER, step):
+                        call = i32(tile) * i32(QUARTER) + i32(n)
+                        highs = high_words(call, position, role, k0, k1)
+                        lows = low_words(call, position, role, k0, k1)
+                        for which in range(4):
+                            column = i32(tile) * i32(TILE) + i32(which) * i32(QUARTER) + i32(n)
+                            if column < vocab_size:
+                                score = processed[row, column]
+                                if rejected:
+                                    q = draft_probability(draft_ids, draft_probs, slot, accepted, column)
+                                    score = residual_logit(score, log_sum[row], scale[request], q)
+                                if noisy:
+                                    score = f32(score + gumbel(word_of(highs, which), word_of(lows, which)))
+                                if score > value or (score == value and column < chosen and score > NEG_INF):
+                                    value = score
+                                    chosen = column
+            largest = block_max(value, scratch)
+            if cuda.threadIdx.x == 0:
+                winner[0] = NO_COLUMN
+            cuda.syncthreads()
+            if value == largest and value > NEG_INF:
+                cuda.atomic.min(winner, 0, chosen)
+            cuda.syncthreads()
+            if cuda.threadIdx.x == 0:
+                best_score[stripe, request] = largest
+                best_column[stripe, request] = winner[0]
+            cuda.syncthreads()
+
+
+@kernel(writes=("sampled", "num_sampled"))
+def emit_drawn(
+    sampled, num_sampled, num_accepted, best_score, best_column, row_argmax, input_ids, logits_indices, cu_num_logits, num_requests
+):
+    """The drafts that were kept, then the token that was drawn.
+
+    sampled     int32 [R, W] out: -1 behind the emitted ids.   num_sampled int32 [R] out: num_accepted + 1; 0 without logits.
+    num_accepted int32 [R];  best_score float32 [S, >= R], best_column int32 [S, >= R] of residual_stripes
+    row_argmax int32 [J]: stands in where a residual has nothing left, which is rounding, or the row has nothing at all
+    input_ids int32 [T];  logits_indices int32 [J];  cu_num_logits int32 [R + 1];  num_requests int32 [1]
+
+    Launch: a thread a request, any grid and block. No barrier. Capture safe. Oracle: oracle_sampling.emit_drawn.
+    """
+    width = i32(sampled.shape[1])
+    for request in range(cuda.grid(1), num_requests[0], cuda.gridsize(1)):
+        base = i32(cu_num_logits[request])
+        accepted = min(i32(num_accepted[request]), width - i32(1))
+        for i in range(accepted):
+            sampled[request, i] = input_ids[logits_indices[base + i32(i) + i32(1)]]
+        if accepted >= i32(0):
+            value = NEG_INF
+            token = row_argmax[base + accepted]
+            for stripe in range(best_score.shape[0]):
+                if best_score[stripe, request] > value:
+                    value = best_score[stripe, request]
+                    token = best_column[stripe, request]
+            sampled[request, accepted] = token
+        for i in range(accepted + i32(1), width):
+            sampled[request, i] = i32(-1)
+        num_sampled[request] = accepted + i32(1)

@@ -1,0 +1,105 @@
+"""What verification needs to know of a row of logits: the logarithm of its softmax's denominator, and its largest column."""
+
+from __future__ import annotations
+
+import math
+
+from kernels.argmax import float_of_order, float_order
+from kernels.exponential import exp
+from kernels.lang import MAX_THREADS, NEG_INF, block_max, block_sum, cuda, f32, i32, kernel
+from kernels.random import ROLE_ACCEPT, uniform
+from kernels.sample import NO_COLUMN
+
+_LOWEST = i32(-2147483648)
+
+
+@kernel(writes=("stripe_max", "stripe_sum", "stripe_column"))
+def sum_stripes(stripe_max, stripe_sum, stripe_column, processed, stripe_width, num_rows):
+    """Of stripe s of row j: the largest logit, the sum of exp(logit - largest), and the lowest column of the largest.
+
+    stripe_max, stripe_sum float32 [S, J] out: -inf and 0 for a stripe with nothing above -inf.   stripe_column int32 [S, J] out:
+    NO_COLUMN there.   processed float32 [J, V], masked tokens and NaN count as nothing.   stripe_width int32: columns of a stripe.
+    num_rows int32 [1] live rows.
+
+    Launch: grid (J, S), threads over the columns of a stripe; a block owns its stripes, barriers are reached by all its threads.
+    The order of the sum depends on the block size alone. Capture safe. Oracle: oracle_sampling.sum_stripes.
+    """
+    scratch = cuda.shared.array(MAX_THREADS, f32)
+    lowest = cuda.shared.array(1, i32)
+    vocab_size = i32(processed.shape[1])
+    for row in range(cuda.blockIdx.x, num_rows[0], cuda.gridDim.x):
+        for stripe in range(cuda.blockIdx.y, stripe_max.shape[0], cuda.gridDim.y):
+            begin = i32(stripe) * stripe_width
+            end = min(begin + stripe_width, vocab_size)
+            order = i32(_LOWEST)
+            for column in range(begin + i32(cuda.threadIdx.x), end, i32(cuda.blockDim.x)):
+                order = max(order, float_order(processed[row, column]))
+            largest = block_max(float_of_order(order), scratch)
+            total = f32(0.0)
+            chosen = NO_COLUMN
+            if largest > NEG_INF:
+                for column in range(begin + i32(cuda.threadIdx.x), end, i32(cuda.blockDim.x)):
+                    logit = processed[row, column]
+                    if logit > NEG_INF:
+                        total += exp(logit - largest)
+                    if logit == largest:
+                        chosen = min(chosen, i32(column))
+            total = block_sum(total, scratch)
+            if cuda.threadIdx.x == 0:
+                lowest[0] = NO_COLUMN
+            cuda.syncthreads()
+            if chosen != NO_COLUMN:
+                cuda.atomic.min(lowest, 0, chosen)
+            cuda.syncthreads()
+            if cuda.threadIdx.x == 0:
+                stripe_max[stripe, row] = largest
+                stripe_sum[stripe, row] = total
+                stripe_column[stripe, row] = lowest[0]
+            cuda.syncthreads()
+
+
+@kernel(writes=("log_sum", "row_argmax", "degenerate", "uniforms"))
+def sum_rows(
+    log_sum,
+    row_argmax,
+    degenerate,
+    uniforms,
+    stripe_max,
+    stripe_sum,
+    stripe_column,
+    seed,
+    token_slot,
+    positions,
+    logits_indices,
+    num_rows,
+):
+    """Stripes of a row together, and the number that decides on the draft behind the row.
+
+    log_sum    float32 [J] out: log of the sum of exp(logit): p = exp(logit - log_sum); -inf for a row of nothing.
+    row_argmax int32 [J] out: the lowest column of the largest logit; 0 for a row of nothing.
+    degenerate int32 [J] out: 1 for a row of nothing (all NaN or -inf), else 0.
+    uniforms   float32 [J] out: in (0, 1), of the request's seed, the position behind the row, and ROLE_ACCEPT.
+    stripe_max, stripe_sum float32 [S, J], stripe_column int32 [S, J]: of `sum_stripes`.   seed int32 [N, 2].
+    token_slot, positions int32 [T];  logits_indices int32 [J];  num_rows int32 [1] live rows.
+
+    Launch: a thread a row, any grid and block. No barrier. Capture safe. Oracle: oracle_sampling.sum_rows.
+    """
+    stripes = i32(stripe_max.shape[0])
+    for row in range(cuda.grid(1), num_rows[0], cuda.gridsize(1)):
+        largest = NEG_INF
+        column = NO_COLUMN
+        for stripe in range(stripes):
+            if stripe_max[stripe, row] > largest:
+                largest = stripe_max[stripe, row]
+                column = stripe_column[stripe, row]
+        total = f32(0.0)
+        for stripe in range(stripes):
+            if stripe_max[stripe, row] > NEG_INF:
+                total += stripe_sum[stripe, row] * exp(stripe_max[stripe, row] - largest)
+        nothing = column == NO_COLUMN
+        log_sum[row] = NEG_INF if nothing else f32(largest + f32(math.log(total)))
+        row_argmax[row] = i32(0) if nothing else column
+        degenerate[row] = i32(1) if nothing else i32(0)
+        at = i32(logits_indices[row])
+        slot = max(i32(token_slot[at]), i32(0))
+        uniforms[row] = uniform(seed[slot, 0], seed[slot, 1], positions[at] + i32(1), i32(ROLE_ACCEPT), i32(0))
