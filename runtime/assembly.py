@@ -126,6 +126,7 @@ def assemble(
     )
     description = _describe(config, spec, sizes, blocks, f"{kind}: {device.description} ({reason})", dtype, arm, speculator)
     description["model"]["streamed_bytes"] = streamed_bytes(model)
+    description["speculator"]["streamed_bytes"] = speculation.streamed_bytes
     if config.speculator.synthetic_acceptance is not None:
         logger.warning("speculator.acceptance = %s: for timing, the text means nothing", config.speculator.acceptance)
         description["speculator"]["acceptance"] = config.speculator.acceptance

@@ -162,11 +162,12 @@ def _streaming(
 ) -> dict[str, Any]:
     """What a steady step reads, at what rate, and the rate of a copy in the same run. Keys and values are those of sequences that
     are half finished, which is what the steps of a run have on average."""
-    model, scheduler = engine.info()["model"], engine.info()["scheduler"]
+    info = engine.info()
+    model, scheduler, speculator = info["model"], info["scheduler"], info["speculator"]
     length = statistics.fmean(len(output.prompt_token_ids) + len(output.token_ids) / 2 for output in outputs)
     token_bytes = scheduler["kv_cache_bytes"] / (scheduler["num_blocks"] * scheduler["block_size"])
     nbytes = {
-        "weight_bytes": model["streamed_bytes"],
+        "weight_bytes": model["streamed_bytes"] + speculator["streamed_bytes"],
         "kv_bytes": int(concurrency * length * token_bytes),
     }
     rate = sum(nbytes.values()) / (step_ms / 1e3)

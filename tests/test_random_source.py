@@ -16,7 +16,7 @@ from runtime.checkpoint.random_tensor import ConstantMemory, RandomTensor
 from runtime.checkpoint.weights import STORAGE, WeightDtype, destinations, empty_weights, expected_shapes
 from runtime.device import open_device
 from runtime.engine import Engine
-from runtime.errors import DeviceError, SourceError
+from runtime.errors import CheckpointError, DeviceError, SourceError
 from runtime.models.spec import ModelSpec
 from runtime.models.upload import upload_model
 from runtime.sampling import SamplingParams
@@ -98,7 +98,7 @@ def test_a_random_engine_runs_and_repeats_itself() -> None:
     [
         ("random:gpt-5", "names are qwen3-8b, smollm2-135m, tiny"),
         ("random:", "must be random:NAME"),
-        ("random:tiny?depth=3", "'depth=3' must be layers=N or seed=S"),
+        ("random:tiny?depth=3", "'depth=3' must be one of layers=N, seed=N"),
         ("random:tiny?layers=0", r"layers = 0: must be 1\.\."),
         ("random:tiny?layers=two", "'layers=two' must be"),
         ("random:tiny?", "'' must be"),
@@ -133,3 +133,35 @@ def test_weights_are_made_on_the_gpu_in_seconds(source: str, record_property: An
         tensor: Any = weights.layers[-1].down
         values = oracle.fill_random(np.empty(tensor.nbytes // 2, np.float32), tensor.deviation * 3**0.5, tensor.seed)
         np.testing.assert_array_equal(device.download(model.layers[-1].down).reshape(-1), stored(values, "bfloat16"))
+
+
+@pytest.mark.parametrize("source", ["random:dflash", "random:dflash2", "random:dflash?layers=1&block=8&seed=3"])
+def test_a_random_drafter_drafts_for_any_target(source: str) -> None:
+    """Text is that of plain decoding; no draft is right, but by chance."""
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    prompts = [[5, 6, 7, 300], list(range(100, 130))]
+    with open_tiny(Path("random:tiny"), k=0) as engine:
+        plain = [output.token_ids for output in engine.generate(prompts, params)]
+    with open_tiny(Path("random:tiny"), k=5, speculator__method="dflash", speculator__draft_source=source) as engine:
+        outputs = engine.generate(prompts, params)
+    assert [output.token_ids for output in outputs] == plain
+    assert all(output.acceptance is not None and output.acceptance.num_draft_tokens > 50 for output in outputs)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("random:eagle", r"speculator\.draft_source = random:eagle: must be random:dflash"),
+        ("random:dflash?block=1", r"block = 1: must be 2\.\.64"),
+        ("random:dflash?layers=0", "layers = 0"),
+    ],
+)
+def test_wrong_random_drafters_are_refused(source: str, message: str) -> None:
+    with pytest.raises(SourceError, match=message):
+        open_tiny(Path("random:tiny"), k=3, speculator__method="dflash", speculator__draft_source=source)
+
+
+def test_a_random_block_that_is_too_short_is_refused() -> None:
+    source = "random:dflash?block=4"
+    with pytest.raises(CheckpointError, match=r"drafts at most 3 tokens"):
+        open_tiny(Path("random:tiny"), k=4, speculator__method="dflash", speculator__draft_source=source)

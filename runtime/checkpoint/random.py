@@ -6,6 +6,7 @@ What such a model says means nothing; how long it takes does. Weights are scaled
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ SHAPES = {
     ),
     "tiny": _spec(
         architecture="qwen3",
-        num_layers=2,
+        num_layers=4,
         hidden_size=64,
         intermediate_size=128,
         num_heads=4,
@@ -89,7 +90,7 @@ class RandomCheckpoint:
         if match is None or match[1] not in SHAPES:
             names = ", ".join(SHAPES)
             raise SourceError(f"model.source = {source}: must be random:NAME or random:NAME?layers=N&seed=S; names are {names}")
-        options = _options(source, match[2])
+        options = numbers_of(f"model.source = {source}", match[2], {"layers": (1, MAX_LAYERS), "seed": (0, LARGEST_SEED)})
         shape = SHAPES[match[1]]
         self.seed = options.get("seed", 0)
         self.spec: ModelSpec = replace(shape, num_layers=options.get("layers", shape.num_layers))
@@ -110,18 +111,18 @@ def byte_tokenizer(vocab_size: int) -> TokenizerSource:
     return TokenizerSource("gguf", vocabulary=vocabulary, pre="default")
 
 
-def _options(source: str, text: str | None) -> dict[str, int]:
-    options: dict[str, int] = {}
-    limits = {"layers": (1, MAX_LAYERS), "seed": (0, LARGEST_SEED)}
+def numbers_of(what: str, text: str | None, limits: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+    """`name=N&name=N` as numbers. Raises SourceError for a name without limits or a number outside them; `what` begins its text."""
+    numbers: dict[str, int] = {}
     for part in text.split("&") if text is not None else ():
         name, _, value = part.partition("=")
         if name not in limits or not value.isdecimal():
-            raise SourceError(f"model.source = {source}: {part!r} must be layers=N or seed=S")
+            raise SourceError(f"{what}: {part!r} must be one of {', '.join(f'{known}=N' for known in limits)}")
         low, high = limits[name]
         if not low <= int(value) <= high:
-            raise SourceError(f"model.source = {source}: {name} = {value}: must be {low}..{high}")
-        options[name] = int(value)
-    return options
+            raise SourceError(f"{what}: {name} = {value}: must be {low}..{high}")
+        numbers[name] = int(value)
+    return numbers
 
 
 def _random_weights(spec: ModelSpec, dtype: WeightDtype, seed: int) -> ModelWeights:

@@ -19,6 +19,7 @@ from graphs.drafter_arrays import (
 from graphs.executor import widened
 from graphs.launch import Array
 from kernels.candidates import tiles_of
+from runtime.checkpoint.random_tensor import ConstantMemory
 from runtime.checkpoint.weights import STORAGE, WeightDtype
 from runtime.device import Device
 from runtime.models.rope import rope_table
@@ -30,6 +31,15 @@ from runtime.step_buffers import StepSizes
 def draft_cache_bytes(spec: DraftSpec, num_blocks: int, block_size: int, itemsize: int = 4) -> int:
     """Bytes of K and V of all draft layers."""
     return num_blocks * block_size * spec.context_size * itemsize
+
+
+def draft_streamed_bytes(drafter: DraftArrays) -> int:
+    """Bytes of weights that every proposal reads once: all matrices, the target's head among them."""
+    matrices = [drafter.fc, drafter.context_kv, drafter.head]
+    for layer in drafter.layers:
+        convolutions = [conv.projection for conv in (layer.attention_conv, layer.mlp_conv) if conv is not None]
+        matrices += [layer.qkv, layer.out, layer.gate_up, layer.down, *convolutions]
+    return sum(matrix.nbytes for matrix in matrices)
 
 
 def upload_drafter(
@@ -48,8 +58,7 @@ def upload_drafter(
     and reuse need no second table.
     """
 
-    def constant(name: str, values: Any) -> Array:
-        return device.constant(f"draft.{name}", values)
+    constant = ConstantMemory(device, "draft.")
 
     def vector(name: str, values: Any) -> Array:
         return constant(name, values if values.dtype == np.float32 else widened(values))

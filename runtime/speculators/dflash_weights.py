@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from runtime.checkpoint.storage import check_dtype, check_tensors
 from runtime.checkpoint.weights import STORAGE, Progress, WeightArray, WeightDtype
 from runtime.errors import CheckpointError
 from runtime.speculators.dflash_config import DraftSpec, read_draft_config
+
+MakeWeight = Callable[..., WeightArray]
+"""*shape -> a weight of that shape."""
 
 OWN_TABLES = ("embed_tokens", "lm_head", "d2t", "t2d", "mask_embedding")
 """Tensors of community files that replace what a drafter shares with its target."""
@@ -137,26 +141,32 @@ def _projection_rows(spec: DraftSpec) -> int:
 
 def _empty_weights(spec: DraftSpec, dtype: WeightDtype) -> DraftWeights:
     """Uninitialised arrays for every weight of `spec`."""
-    hidden, inter, storage, bias = spec.hidden_size, spec.intermediate_size, STORAGE[dtype], spec.attention_bias
 
     def array(*shape: int) -> WeightArray:
-        return np.empty(shape, storage)
+        return np.empty(shape, STORAGE[dtype])
+
+    return draft_weights(spec, dtype, array, array)
+
+
+def draft_weights(spec: DraftSpec, dtype: WeightDtype, array: MakeWeight, vector: MakeWeight) -> DraftWeights:
+    """A weight for each place of `spec`: `array` makes matrices of a shape, `vector` what kernels read in float32."""
+    hidden, inter, bias = spec.hidden_size, spec.intermediate_size, spec.attention_bias
 
     def conv() -> DraftConvWeights | None:
         if spec.version == 1:
             return None
-        return DraftConvWeights(array(2, spec.conv_kernel_size, hidden), array(_projection_rows(spec), hidden))
+        return DraftConvWeights(vector(2, spec.conv_kernel_size, hidden), array(_projection_rows(spec), hidden))
 
     layers = tuple(
         DraftLayerWeights(
-            input_norm=array(hidden),
+            input_norm=vector(hidden),
             qkv=array(spec.qkv_size, hidden),
-            qkv_bias=array(spec.qkv_size) if bias else None,
-            q_norm=array(spec.head_dim),
-            k_norm=array(spec.head_dim),
+            qkv_bias=vector(spec.qkv_size) if bias else None,
+            q_norm=vector(spec.head_dim),
+            k_norm=vector(spec.head_dim),
             out=array(hidden, spec.q_size),
-            out_bias=array(hidden) if bias else None,
-            post_norm=array(hidden),
+            out_bias=vector(hidden) if bias else None,
+            post_norm=vector(hidden),
             gate_up=array(2 * inter, hidden),
             down=array(hidden, inter),
             attention_conv=conv(),
@@ -169,12 +179,12 @@ def _empty_weights(spec: DraftSpec, dtype: WeightDtype) -> DraftWeights:
         selector = SelectorWeights(array(spec.vocab_size, rank), array(spec.vocab_size, rank), array(rank, hidden))
     return DraftWeights(
         fc=array(hidden, spec.feature_size),
-        hidden_norm=array(hidden),
+        hidden_norm=vector(hidden),
         context_kv=array(spec.context_size, hidden),
-        context_bias=array(spec.context_size) if bias else None,
-        context_k_norms=array(spec.num_layers, spec.head_dim),
+        context_bias=vector(spec.context_size) if bias else None,
+        context_k_norms=vector(spec.num_layers, spec.head_dim),
         layers=layers,
-        final_norm=array(hidden),
+        final_norm=vector(hidden),
         selector=selector,
         dtype=dtype,
     )

@@ -10,6 +10,7 @@ from typing import Any
 from graphs.arrays import ModelArrays
 from graphs.propose import NgramProposer, Proposer
 from graphs.propose_dflash import DFlashProposer
+from graphs.sampling_state import DraftDistribution
 from graphs.taps import TargetTaps
 from runtime.checkpoint.source import resolve_source
 from runtime.checkpoint.weights import STORAGE, WeightDtype
@@ -17,11 +18,19 @@ from runtime.config import SpeculatorConfig
 from runtime.device import Device
 from runtime.models.spec import ModelSpec
 from runtime.speculators.dflash_config import check_target
-from runtime.speculators.dflash_upload import allocate_draft_scratch, draft_cache_bytes, upload_drafter
+from runtime.speculators.dflash_upload import allocate_draft_scratch, draft_cache_bytes, draft_streamed_bytes, upload_drafter
 from runtime.speculators.dflash_weights import DraftCheckpoint
+from runtime.speculators.random_drafter import RandomDrafter, is_random_drafter
 from runtime.step_buffers import StepSizes
 
 logger = logging.getLogger(__name__)
+
+
+def _open_drafter(source: str, target: ModelSpec) -> DraftCheckpoint | RandomDrafter:
+    """Files that are here or are fetched, or a shape that fits the target."""
+    if is_random_drafter(source):
+        return RandomDrafter(source, target)
+    return DraftCheckpoint(resolve_source(source, "speculator.draft_source"))
 
 
 @dataclass(frozen=True)
@@ -29,10 +38,14 @@ class Speculation:
     """Attributes:
     proposer: records the drafts of the next step; None without speculation.
     taps: what it reads of the target; None when it reads no hidden states.
+    distribution: what it draws its drafts from; None when it is certain of them.
+    streamed_bytes: of weights that a proposal reads.
     """
 
     proposer: Proposer | None = None
     taps: TargetTaps | None = None
+    distribution: DraftDistribution | None = None
+    streamed_bytes: int = 0
 
 
 class Speculator:
@@ -43,11 +56,11 @@ class Speculator:
 
     def __init__(self, config: SpeculatorConfig, target: ModelSpec, dtype: WeightDtype) -> None:
         self._config, self._dtype = config, dtype
-        self.drafter: DraftCheckpoint | None = None
+        self.drafter: DraftCheckpoint | RandomDrafter | None = None
         if config.method != "dflash" or config.k == 0:
             return
         assert config.draft_source is not None, "RunConfig refuses dflash without a source"
-        self.drafter = DraftCheckpoint(resolve_source(config.draft_source, "speculator.draft_source"))
+        self.drafter = _open_drafter(config.draft_source, target)
         spec = self.drafter.spec
         check_target(spec, target, config.k, f"speculator.draft_source = {config.draft_source}")
         if spec.num_target_layers is None:
@@ -85,7 +98,7 @@ class Speculator:
             num_speculative_tokens=sizes.num_speculative_tokens,
             max_model_len=sizes.max_model_len,
         )
-        return Speculation(proposer, proposer.taps)
+        return Speculation(proposer, proposer.taps, draft_streamed_bytes(arrays))
 
     def describe(self) -> dict[str, Any]:
         """What `draftgraph info` says."""
