@@ -17,11 +17,9 @@ import numpy.typing as npt
 from cuda.bindings import driver
 from cupy.cuda import runtime
 
+from graphs.direct_launch import DriverError
+
 _MEMSETS = {1: driver.cuMemsetD8Async, 2: driver.cuMemsetD16Async, 4: driver.cuMemsetD32Async}
-
-
-class DriverError(Exception):
-    """A call of the driver did not succeed."""
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,9 @@ class Kernel:
         params: parameter names in order.
         writes: the parameters that the kernel stores to; every other array parameter is only read.
         jit: numba-cuda dispatcher on a GPU build, the simulator's kernel under NUMBA_ENABLE_CUDASIM=1.
+        overlap: it waits for the launch before it on its own (kernels/lang_overlap.py), so a GPU may start it early.
+        early: the parameters that it reads before that wait.
+        cluster: blocks that work together; a GPU gets as many for each along the first axis of the grid, others get one.
     """
 
     name: str
@@ -52,27 +55,45 @@ class Kernel:
     params: tuple[str, ...]
     writes: frozenset[str]
     jit: Any
+    overlap: bool = False
+    early: frozenset[str] = frozenset()
+    cluster: int = 1
 
     def __repr__(self) -> str:
         return f"Kernel({self.name})"
 
 
-def kernel(*, writes: tuple[str, ...], max_registers: int | None = None) -> Callable[[_F], Kernel]:
+def kernel(
+    *,
+    writes: tuple[str, ...],
+    max_registers: int | None = None,
+    overlap: bool = False,
+    early: tuple[str, ...] = (),
+    cluster: int = 1,
+) -> Callable[[_F], Kernel]:
     """Declare a kernel.
 
     Args:
         writes: the parameters that it stores to; checked against the source by tests/test_kernels_contracts.py.
         max_registers: of a thread on a GPU, so that more blocks fit; None leaves it to the compiler.
+        overlap: `wait_for_launches()` (kernels/lang_overlap.py) comes before everything that reads an array or stores to one, but
+            for reads of `early`; checked against the PTX by tests/test_kernels_ptx.py.
+        early: see `overlap`.
+        cluster: see Kernel.
     """
     options = {} if SIMULATED or max_registers is None else {"max_registers": max_registers}
 
     def declare(func: _F) -> Kernel:
         assert isinstance(func, FunctionType)
         params = tuple(signature(func).parameters)
-        unknown = set(writes) - set(params)
-        if unknown:
-            raise TypeError(f"{func.__name__}: writes = {sorted(unknown)} are no parameters of it")
-        return Kernel(func.__name__, func, params, frozenset(writes), cuda.jit(func, **options))
+        for role, names in (("writes", writes), ("early", early)):
+            unknown = set(names) - set(params)
+            if unknown:
+                raise TypeError(f"{func.__name__}: {role} = {sorted(unknown)} are no parameters of it")
+        if early and not overlap:
+            raise TypeError(f"{func.__name__}: early = {sorted(early)} means nothing without overlap")
+        jit = cuda.jit(func, **options)
+        return Kernel(func.__name__, func, params, frozenset(writes), jit, overlap, frozenset(early), cluster)
 
     return declare
 

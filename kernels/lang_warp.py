@@ -100,3 +100,36 @@ def _gpu_warp_broadcast(value, source):
 def warp_broadcast(value, source):
     """The value that lane `source` (int32, the same in every lane) holds; every lane must call it."""
     return value
+
+
+def _gpu_quad_sum(value):
+    value += numba_cuda.shfl_xor_sync(_ALL_LANES, value, 1)
+    value += numba_cuda.shfl_xor_sync(_ALL_LANES, value, 2)
+    return value
+
+
+@primitive(lambda value: _gpu_quad_sum)
+def quad_sum(value):
+    """Sum over lanes 4 g .. 4 g + 3, returned to each of them; every lane of the warp must call it."""
+    return value
+
+
+def _gpu_quad_max(value):
+    value = max(value, numba_cuda.shfl_xor_sync(_ALL_LANES, value, 1))
+    value = max(value, numba_cuda.shfl_xor_sync(_ALL_LANES, value, 2))
+    return value
+
+
+@primitive(lambda value: _gpu_quad_max)
+def quad_max(value):
+    """Maximum over lanes 4 g .. 4 g + 3, returned to each of them; every lane of the warp must call it."""
+    return value
+
+
+def _gpu_warp_barrier():
+    numba_cuda.syncwarp()
+
+
+@primitive(lambda: _gpu_warp_barrier)
+def warp_barrier():
+    """The lanes of a warp wait for each other, and then see what the others stored in shared memory."""

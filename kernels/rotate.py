@@ -21,6 +21,80 @@ def rotate_head(qkv, table, row, start, position, i, half, scale, gain):
 
 
 @device_function
+def head_scale(qkv, gain, row, start, head_dim, eps):
+    """1 / rms of a head, 1 where a model has no norm of heads. Called by a whole warp."""
+    scale = f32(1.0)
+    if gain is not None:
+        squares = f32(0.0)
+        for i in range(lane(), head_dim, warp_size()):
+            squares += widen(qkv[row, start + i]) * widen(qkv[row, start + i])
+        scale = f32(1.0) / f32(math.sqrt(warp_sum(squares) / f32(head_dim) + eps))
+    return scale
+
+
+@device_function
+def store_heads(
+    k_cache, v_cache, qkv, k_gain, table, positions, slot_mapping, token, rows, num_heads, kv_head, eps, warp, warps
+):
+    """The cache entries of one kv head for rows token .. token + rows: rotated k, and v. Called by `warps` warps."""
+    block_size, num_kv_heads, head_dim = i32(k_cache.shape[1]), i32(k_cache.shape[2]), i32(k_cache.shape[3])
+    half = head_dim // i32(2)
+    j = i32(warp)
+    while j < rows:
+        row = token + j
+        entry = slot_mapping[row]
+        if entry >= 0:
+            block = divide(entry, block_size)
+            offset = entry - block * block_size
+            start, value = (num_heads + kv_head) * head_dim, (num_heads + num_kv_heads + kv_head) * head_dim
+            scale = head_scale(qkv, k_gain, row, start, head_dim, eps)
+            for i in range(lane(), half, warp_size()):
+                first, second = rotate_head(qkv, table, row, start, positions[row], i, half, scale, k_gain)
+                k_cache[block, offset, kv_head, i] = narrow(first, k_cache)
+                k_cache[block, offset, kv_head, half + i] = narrow(second, k_cache)
+            for i in range(lane(), head_dim, warp_size()):
+                v_cache[block, offset, kv_head, i] = narrow(widen(qkv[row, value + i]), v_cache)
+        j += warps
+
+
+@device_function
+def head_pairs(qkv, row, head, head_dim):
+    """Of a head of 64 or 128 dims, what a lane of 32 turns: dims lane and half + lane, and at 128 both 32 further; else zeros."""
+    start, half = head * head_dim + lane(), head_dim // i32(2)
+    third, fourth = f32(0.0), f32(0.0)
+    if head_dim > i32(64):
+        third, fourth = widen(qkv[row, start + i32(32)]), widen(qkv[row, start + half + i32(32)])
+    return widen(qkv[row, start]), widen(qkv[row, start + half]), third, fourth
+
+
+@device_function
+def turned_pairs(values, table, position, gain, head_dim, eps):
+    """What `rotate_rows` makes of `head_pairs`, with the same operations in the same order. Called by a whole warp."""
+    half, i = head_dim // i32(2), lane()
+    a, b, c, d = values
+    scale = f32(1.0)
+    if gain is not None:
+        squares = f32(0.0)
+        squares += a * a
+        squares += c * c
+        squares += b * b
+        squares += d * d
+        scale = f32(1.0) / f32(math.sqrt(warp_sum(squares) / f32(head_dim) + eps))
+    a, b, c, d = a * scale, b * scale, c * scale, d * scale
+    if gain is not None:
+        a, b = a * gain[i], b * gain[half + i]
+    cosine, sine = table[position, i], table[position, half + i]
+    first, second = a * cosine - b * sine, b * cosine + a * sine
+    if head_dim > i32(64):
+        i += i32(32)
+        if gain is not None:
+            c, d = c * gain[i], d * gain[half + i]
+        cosine, sine = table[position, i], table[position, half + i]
+        c, d = c * cosine - d * sine, d * cosine + c * sine
+    return first, second, c, d
+
+
+@device_function
 def rotate_rows(query, k_cache, v_cache, qkv, q_gain, k_gain, table, positions, slot_mapping, num_heads, eps, num_tokens):
     """What both kernels below do; gains are None where a model has no norm of heads."""
     block_size, num_kv_heads, head_dim = i32(k_cache.shape[1]), i32(k_cache.shape[2]), i32(k_cache.shape[3])
@@ -35,12 +109,7 @@ def rotate_rows(query, k_cache, v_cache, qkv, q_gain, k_gain, table, positions, 
         while head < num_heads + i32(2) * num_kv_heads:
             start = head * head_dim
             is_query, is_key = head < num_heads, head < num_heads + num_kv_heads
-            scale = f32(1.0)
-            if q_gain is not None:
-                squares = f32(0.0)
-                for i in range(lane(), head_dim, warp_size()):
-                    squares += widen(qkv[row, start + i]) * widen(qkv[row, start + i])
-                scale = f32(1.0) / f32(math.sqrt(warp_sum(squares) / f32(head_dim) + eps))
+            scale = head_scale(qkv, q_gain, row, start, head_dim, eps)
             if is_query:
                 for i in range(lane(), half, warp_size()):
                     first, second = rotate_head(qkv, table, row, start, position, i, half, scale, q_gain)

@@ -6,6 +6,7 @@ A second stream joins by waiting for an event recorded inside the capture, and m
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -86,8 +87,18 @@ class CudaCapture:
         """Record `work` at the end of `stream`."""
         index = len(self._nodes)
         self._nodes.append(CudaNode(index, work, stream.name, self._branches[stream]))
-        self._actions.append(Action(f"node {index}, {work.label} on stream `{stream.name}`", work.issue))
+        issue = partial(work.issue_after, self._before(stream))
+        self._actions.append(Action(f"node {index}, {work.label} on stream `{stream.name}`", issue))
         self._branches[stream] = (index,)
+
+    def _before(self, stream: CudaStream) -> list[CudaWork]:
+        """The last pieces of work on a stream, newest last, as far as each is the only one that the next depends on."""
+        found: list[CudaWork] = []
+        ends = self._branches[stream]
+        while len(ends) == 1 and len(found) < 2 and self._nodes[ends[0]].stream == stream.name:
+            found.insert(0, self._nodes[ends[0]].work)
+            ends = self._nodes[ends[0]].dependencies
+        return found
 
     def record(self, stream: CudaStream, event: CudaEvent) -> None:
         marker, queue = cupy.cuda.Event(disable_timing=True), stream.stream

@@ -65,7 +65,7 @@ class CudaDevice:
         self.frees = 0
         self.closers: list[Callable[[], None]] = []
         self._allocations: dict[str, CudaAllocation] = {}
-        self._max_threads: dict[tuple[Kernel, tuple[Any, ...]], int] = {}
+        self._compiled: dict[tuple[Kernel, tuple[Any, ...]], tuple[int, int]] = {}
         self._cached: set[Kernel] = set()
         self._failed = self._closed = False
         # Grids of a decode step are small because the step is: Numba's advice to launch more blocks would come at every launch.
@@ -211,23 +211,27 @@ class CudaDevice:
 
     # For the other rooms of the device
 
-    def compile(self, kernel: Kernel, types: tuple[Any, ...], block: int) -> None:
-        """Compile and load `kernel` for these argument types, once.
+    def compile(self, kernel: Kernel, types: tuple[Any, ...], block: int) -> int:
+        """Compile and load `kernel` for these argument types, once: the driver's handle of it.
 
         Raises DeviceError when it does not compile, or uses too many registers for `block` threads.
         """
         key = (kernel, types)
-        if key not in self._max_threads:
+        if key not in self._compiled:
             self._keep_compiled(kernel)
             try:
-                self._max_threads[key] = int(kernel.jit.compile(types).max_threads_per_block)
+                compiled = kernel.jit.compile(types)
+                handle = int(compiled._codelibrary.get_cufunc().handle)
+                self._compiled[key] = int(compiled.max_threads_per_block), handle
             except Exception as error:  # whatever the compiler, the linker or the driver makes of it
                 raise DeviceError(
                     f"kernel {kernel.name}({', '.join(map(str, types))}) does not compile for {self.name}: "
                     f"{type(error).__name__}: {error}; check that CuPy and numba-cuda come from one extra, cu12 or cu13"
                 ) from error
-        if block > self._max_threads[key]:
-            raise DeviceError(f"{kernel.name}: block = {block}, its registers allow {self._max_threads[key]} on {self.name}")
+        most, handle = self._compiled[key]
+        if block > most:
+            raise DeviceError(f"{kernel.name}: block = {block}, its registers allow {most} on {self.name}")
+        return handle
 
     def _keep_compiled(self, kernel: Kernel) -> None:
         """Let Numba keep what it compiles on disk, in a folder of this set of sources: see graphs/cpu_executor.py."""

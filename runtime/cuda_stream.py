@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -73,6 +74,7 @@ class CudaStream:
         self.pointer = int(self.stream.ptr)
         self.numba = cuda.external_stream(self.pointer)
         self.joined: CudaCapture | None = None
+        self._before: deque[CudaWork] = deque(maxlen=2)  # since the last event or graph: see CudaWork.issue_after
 
     @cached_property
     def cublas(self) -> Cublas:
@@ -105,6 +107,7 @@ class CudaStream:
             self.joined.record(self, event)
             return
         self.device.refuse_in_capture(f"record on stream `{self.name}`, which takes no part in it")
+        self._before.clear()
         event.event.record(self.stream)
         event.recorded, event.captured = True, None
 
@@ -118,6 +121,7 @@ class CudaStream:
             raise DeviceError(
                 f"stream `{self.name}` waits for event `{event.name}`, which was never recorded: nothing would order it"
             )
+        self._before.clear()
         self.stream.wait_event(event.event)
 
     def synchronize(self) -> None:
@@ -141,6 +145,7 @@ class CudaStream:
     def replay(self, graph: CudaGraph) -> None:
         """Queue the whole graph. Called by graph.launch."""
         device = self.device
+        self._before.clear()
         with device.reports(f"launch of graph `{graph.name}`"):
             graph.executable.launch(self.stream)
         device.counters.graph_launches += 1
@@ -154,7 +159,8 @@ class CudaStream:
             return
         device.refuse_in_capture(f"{work.label} on stream `{self.name}`, which takes no part in it")
         with device.reports(f"{work.label} on stream `{self.name}`"):
-            work.issue()
+            work.issue_after(self._before)
+        self._before.append(work)
         if work.copy is None:
             device.counters.launches += 1
         else:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphs import cublas
 from graphs.capture import copy_async, fill_async
+from graphs.direct_launch import DirectLaunch, Word, array_words
 from graphs.launch import Array, Grid
 from kernels.lang import Kernel, float32, int32
+from kernels.lang_overlap import HOPPER
 from runtime.cuda_memory import CudaAllocation, CudaArray, CudaPinnedArray
 from runtime.errors import DeviceError
 from runtime.race_detector import UseAfterFree
@@ -29,6 +33,9 @@ class CudaWork:
     issue: queues it on the stream that it was bound to.
     reads, writes: the arrays it only reads, and those it stores to.
     copy: kind and bytes when it is a copy.
+    computes: it is a kernel, or a product: what comes next may overlap it.
+    overlapping: queues it so that it may start before the work before it has ended; None: it must not.
+    early: arrays that it then reads before it waits for that work.
     """
 
     label: str
@@ -36,6 +43,23 @@ class CudaWork:
     reads: tuple[CudaAllocation, ...]
     writes: tuple[CudaAllocation, ...]
     copy: tuple[CopyKind, int] | None = None
+    computes: bool = False
+    overlapping: Callable[[], object] | None = None
+    early: frozenset[CudaAllocation] = frozenset()
+
+    def issue_after(self, before: Sequence[CudaWork]) -> None:
+        """Queue it behind `before`, the work that precedes it on its stream, newest last; empty: full dependency.
+
+        It overlaps the last of them only where neither that nor the one before it stores to what it reads early: those are the two
+        that may not have ended when it starts (kernels/lang_overlap.py). One of them may be a library's.
+        """
+        if self.overlapping is None or not before or not before[-1].computes or self._unsettled(before):
+            self.issue()
+        else:
+            self.overlapping()
+
+    def _unsettled(self, before: Sequence[CudaWork]) -> bool:
+        return any(allocation in self.early for work in before for allocation in work.writes)
 
 
 def bind_launch(
@@ -48,10 +72,11 @@ def bind_launch(
             a store to a constant, page-locked memory as an argument, a kernel that does not compile.
     """
     check_launch(kernel, grid, block, args)
-    bound: list[Any] = []
+    words: list[Word] = []
     types: list[Any] = []
     reads: list[CudaAllocation] = []
     writes: list[CudaAllocation] = []
+    early: list[CudaAllocation] = []
     for param, arg in zip(kernel.params, args, strict=True):
         if isinstance(arg, CudaArray):
             what = f"{kernel.name}({param})"
@@ -60,21 +85,30 @@ def bind_launch(
                 raise DeviceError(f"{what}: kernels do not see pinned memory `{arg.name}`; copy it to the device or use mapped()")
             _usable(stream, what, arg, writes=stored)
             (writes if stored else reads).append(arg.allocation)
-            bound.append(arg.numba)
+            if param in kernel.early:
+                early.append(arg.allocation)
+            words += array_words(arg.pointer, arg.shape, arg.strides, arg.dtype.itemsize)
             types.append(arg.numba._numba_type_)
         elif param in kernel.writes:
             refuse_stored_scalar(f"{kernel.name}({param})", arg)
         else:
             value = scalar_argument(f"{kernel.name}({param})", arg)
-            bound.append(value)
-            types.append(int32 if isinstance(value, np.int32) else float32)
-    stream.device.compile(kernel, tuple(types), block)
-    configured = kernel.jit[grid, block, stream.numba]
-
-    def issue() -> None:
-        configured(*bound)
-
-    return CudaWork(f"launch {kernel.name}", issue, tuple(reads), tuple(writes))
+            whole = isinstance(value, np.int32)
+            words.append(ctypes.c_int32(int(value)) if whole else ctypes.c_float(float(value)))
+            types.append(int32 if whole else float32)
+    function, (x, y, z) = stream.device.compile(kernel, tuple(types), block), (*_axes(grid), 1, 1)[:3]
+    cluster = kernel.cluster if stream.device.facts.compute_capability >= HOPPER else 1
+    launch = DirectLaunch(function, (x * cluster, y, z), block, words, cluster, stream.pointer)
+    can_overlap = kernel.overlap and stream.device.facts.compute_capability >= HOPPER
+    return CudaWork(
+        f"launch {kernel.name}",
+        partial(launch.issue, overlap=False),
+        tuple(reads),
+        tuple(writes),
+        computes=True,
+        overlapping=partial(launch.issue, overlap=True) if can_overlap else None,
+        early=frozenset(early),
+    )
 
 
 def bind_product(stream: CudaStream, out: Array, x: Array, weight: Array, rows: Array) -> CudaWork:
@@ -97,7 +131,7 @@ def bind_product(stream: CudaStream, out: Array, x: Array, weight: Array, rows: 
     if stream.joined is not None and x.nbytes and out.nbytes:
         stream.cublas.warm_up(*matrices)
     reads = (x.allocation, weight.allocation, rows.allocation)
-    return CudaWork(f"matmul {weight.name} -> {out.name}", issue, reads, (out.allocation,))
+    return CudaWork(f"matmul {weight.name} -> {out.name}", issue, reads, (out.allocation,), computes=issue is not _nothing)
 
 
 def bind_copy(stream: CudaStream, dst: Array, src: Array) -> CudaWork:
@@ -141,6 +175,10 @@ _COPY_KINDS: dict[tuple[bool, bool], CopyKind] = {
     (False, False): "d2d",
     (True, True): "h2h",
 }
+
+
+def _axes(grid: Grid) -> tuple[int, ...]:
+    return (grid,) if isinstance(grid, int) else tuple(grid)
 
 
 def _nothing() -> None:

@@ -52,7 +52,7 @@ def compile_types(kernel: Kernel, types: tuple[Any, ...]) -> dict[str, str]:
 def main() -> None:
     """Print one JSON object, by kernel name and storage type."""
     device = SimpleNamespace(compute_capability=SM_90)
-    compiler.get_current_device = dispatcher.get_current_device = lambda: device
+    compiler.get_current_device = dispatcher.get_current_device = cuda.get_current_device = lambda: device
     nvrtc.get_supported_ccs = lambda: [SM_90]
     cuda_paths._get_nvrtc_path = lambda: None
     print(json.dumps({kernel.name: compile_kernel(kernel) for kernel in kernels_of_folder()}))

@@ -32,6 +32,8 @@ SIGNATURES: dict[str, str] = {
     "rotate_store": "s2 s4 s4 f2 f2 i1 i1 i i1",
     "norm_rotate_store": "s2 s4 s4 f2 f1 f1 f2 i1 i1 i f i1",
     "attend": "s2 f4 f4 i3 s2 s4 s4 i2 i1 i1 i1 i f i1",
+    "attend_step": "s2 s4 s4 f2 f2 i2 i1 i1 i1 i1 i f i i1",
+    "norm_attend_step": "s2 s4 s4 f2 f1 f1 f2 i2 i1 i1 i1 i1 i f f i i1",
     "attend_rows": "s2 s2 s4 s4 i2 i1 i1 i1 i f i1",
     "gather_norm": "s2 f2 f1 i1 f i1",
     "project_argmax": "f2 f2 i2 s2 s2 i i i1",

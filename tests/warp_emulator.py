@@ -32,6 +32,7 @@ class Warp:
         self._local = threading.local()
         self._barrier = threading.Barrier(LANES, timeout=20)
         self._offered: list[Any] = [None] * LANES
+        self._memory: dict[int, np.ndarray] = {}  # shared, by 16 bytes
         self._result = np.zeros((16, 8), np.float32)
         self.products = 0
         self.copies = 0
@@ -44,7 +45,7 @@ class Warp:
         errors: list[BaseException] = []
 
         def body(lane: int) -> None:
-            self._local.lane, self._local.pending, self._local.groups, self._local.slots = lane, [], [], {}
+            self._local.lane, self._local.pending, self._local.groups = lane, [], []
             try:
                 function(*args)
             except BaseException as error:
@@ -77,11 +78,36 @@ class Warp:
 
     def wait(self, newest: int) -> None:
         while len(self._groups) > newest:
-            self._slots.update(self._groups.pop(0))
+            for address, words in self._groups.pop(0):
+                self._memory[address] = np.array(words, np.uint32).view(np.uint8)
 
     def read16(self, address: Any) -> Words:
-        words: Words = self._slots[int(address)]
-        return words
+        return tuple(self._memory.get(int(address), np.full(16, 0xFF, np.uint8)).view(np.uint32))  # NaN where nothing was stored
+
+    def write2(self, address: Any, word: Any) -> None:
+        slot, byte = divmod(int(address), 16)
+        held = self._memory.setdefault(slot * 16, np.full(16, 0xFF, np.uint8))
+        held[byte : byte + 2] = np.array([word], np.uint32).view(np.uint8)[:2]
+
+    def write16(self, address: Any, *values: Any) -> None:
+        assert int(address) % 16 == 0
+        self._memory[int(address)] = np.array(values, np.float32).view(np.uint8)
+
+    def float_at(self, address: int) -> np.float32:
+        """What lies at a shared address, for tests."""
+        value: np.float32 = self._memory[address // 16 * 16].view(np.float32)[address % 16 // 4]
+        return value
+
+    def barrier(self) -> None:
+        self._barrier.wait()
+
+    def combine(self, value: Any, lanes: Callable[[int], list[int]], operation: Callable[..., Any]) -> Any:
+        """`operation` over what the lanes of lanes(own lane) offer."""
+        self._offered[self._local.lane] = value
+        self._barrier.wait()
+        result = operation([self._offered[lane] for lane in lanes(self._local.lane)])
+        self._barrier.wait()
+        return result
 
     @property
     def _pending(self) -> list[tuple[int, Words]]:
@@ -92,11 +118,6 @@ class Warp:
     def _groups(self) -> list[list[tuple[int, Words]]]:
         groups: list[list[tuple[int, Words]]] = self._local.groups
         return groups
-
-    @property
-    def _slots(self) -> dict[int, Words]:
-        slots: dict[int, Words] = self._local.slots
-        return slots
 
     def mma(self, dtype: str, sums: Any, a0: Any, a1: Any, a2: Any, a3: Any, b0: Any, b1: Any) -> tuple[np.float32, ...]:
         """D = A [16, 16] @ B [16, 8] + C, from the registers of all lanes."""
@@ -156,18 +177,33 @@ def gpu_module(name: str, warp: Warp, **others: ModuleType) -> ModuleType:
         commit_copies=warp.commit_copies,
         wait_copies=lambda: warp.wait(0),
         wait_older_copies=lambda: warp.wait(3),
+        keep_loop=lambda: None,
         wait_first_copies=lambda: warp.wait(1),
         read16=warp.read16,
+        write2=warp.write2,
+        write16=warp.write16,
+        ring_offset=lambda ring: np.int32(0),
         ring_address=lambda ring: np.uint32(int(ring[0]) << 16),
     )
     mma.floats_of = lambda words: tuple(np.array(words, np.uint32).view(np.float32))  # type: ignore[attr-defined]
     mma.select_bytes = select_bytes  # type: ignore[attr-defined]
     language = ModuleType("kernels.lang")
-    language.__dict__.update({key: getattr(lang, key) for key in ("f32", "i32", "i64", "u32", "u64")})
-    language.device_function = lambda function: function  # type: ignore[attr-defined]
-    language.cuda = warp  # type: ignore[attr-defined]
+    language.__dict__.update({key: getattr(lang, key) for key in ("f32", "i32", "i64", "u32", "u64", "NEG_INF")})
+    unchanged = lambda function: function  # noqa: E731
+    language.__dict__.update(cuda=warp, device_function=unchanged, kernel=lambda **options: unchanged)
+    language.SIMULATED = True  # type: ignore[attr-defined]
+    language.float_of_bits = lambda bits: np.int32(bits).view(np.float32)  # type: ignore[attr-defined]
     warps = ModuleType("kernels.lang_warp")
-    warps.lane = warp.lane  # type: ignore[attr-defined]
+    quad = lambda lane: list(range(lane // 4 * 4, lane // 4 * 4 + 4))  # noqa: E731
+    everyone = lambda lane: list(range(LANES))  # noqa: E731
+    warps.__dict__.update(
+        lane=warp.lane,
+        warp_barrier=warp.barrier,
+        warp_size=lambda: np.int32(LANES),
+        warp_sum=lambda value: warp.combine(value, everyone, lambda values: np.float32(np.sum(values))),
+        quad_sum=lambda value: warp.combine(value, quad, lambda values: np.float32(np.sum(values))),
+        quad_max=lambda value: warp.combine(value, quad, max),
+    )
     stand_ins = {"kernels.lang_mma": mma, "kernels.lang": language, "kernels.lang_warp": warps}
     stand_ins |= {f"kernels.{key}": module for key, module in others.items()}
     spec = importlib.util.spec_from_file_location(f"emulated.{name}", Path(kernels.__path__[0]) / f"{name}.py")

@@ -1,0 +1,352 @@
+"""Attention of decode and verify steps, from the projection on: one launch that rotates, stores keys and values, and attends.
+
+A few rows over a few hundred keys are bound by latency, so nothing waits for another launch or for memory that it could have had
+before: keys and values of earlier steps are under way before the projection has ended, those of this step never leave the block
+that needs them, and a cluster of blocks shares the keys and adds up through shared memory (flash-decoding by Dao, Haziza, Massa
+and Sizov, 2023, without its second pass).
+
+Which warp of a cluster takes a tile of sixteen keys depends on the tile alone, and so does the order in which tiles are added up;
+a key that a row does not see adds exact zeros. So what a row yields depends on its own position, not on the batch, nor on how many
+rows its request brings. Sixteen pairs of a query row of a request and a query head of a kv head go over the keys together: a tile
+of pairs, which has a cluster of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernels.exponential import exp
+from kernels.lang import NEG_INF, SIMULATED, cuda, device_function, f32, i32, kernel
+from kernels.lang_overlap import (
+    cluster_barrier,
+    cluster_rank,
+    cluster_size,
+    let_next_launch_start,
+    shared_of_rank,
+    wait_for_launches,
+)
+from kernels.lang_storage import narrow, widen
+from kernels.lang_warp import lane, primitive, warp_broadcast, warp_max, warp_size, warp_sum
+from kernels.project import ceil_div, divide
+from kernels.rotate import head_scale, rotate_head, store_heads
+
+if not SIMULATED:
+    import kernels.attend_step_gpu as attend_step_gpu
+
+PAIRS = 16
+"""Pairs that go over the keys together."""
+
+TILE_KEYS = 16
+"""Keys that a warp takes at a time."""
+
+MAX_HEAD_DIM = 128
+"""Longest head: the sums of a block fill its shared memory."""
+
+WARPS = 4
+"""Warps of a block that share its keys; more do nothing."""
+
+CLUSTER = 8
+"""Blocks that share the keys of a tile of pairs."""
+
+_RING = WARPS * PAIRS * MAX_HEAD_DIM + 4  # keys and values under way, later sums; 4 to begin at 16 bytes
+_QUERIES = PAIRS * MAX_HEAD_DIM + 4
+_STATS = 2 * WARPS * PAIRS
+_EARLY = ("k_cache", "v_cache", "block_tables", "positions", "idx_mapping", "query_start_loc", "num_requests")
+
+
+def _of_cache(forms: str) -> Any:
+    """A GPU's form for 16-bit caches, which stand second."""
+
+    def choose(first: Any, cache: Any, *rest: Any) -> Any:
+        return getattr(attend_step_gpu, forms).get(str(cache.dtype))
+
+    return choose
+
+
+@primitive(_of_cache("FETCH"))
+def fetch_keys(ring, k_cache, v_cache, block_tables, slot, kv_head, tile, limit, keys, warp):
+    """Let tile `tile` of keys and values be under way to the calling warp's part of `ring`. Only a GPU has anything to do.
+
+    Args:
+        limit: int32, keys from here on are not in the cache yet.
+        keys: int32, all that the step's pairs see.
+        others: as in `attend_keys`.
+    """
+
+
+@primitive(_of_cache("HOLDS"))
+def on_tensor_cores(ring, k_cache):
+    """Do `tensor_queries` and `tensor_keys` do the work? Else the functions of the same parameters below."""
+    return False
+
+
+@primitive(_of_cache("QUERIES"))
+def tensor_queries(queries, k_cache, qkv, gain, table, positions, token, group, kv_head, first_pair, pairs, eps, warp, warps):
+    """`rotate_queries` on a GPU."""
+
+
+@primitive(_of_cache("KEYS"))
+def tensor_keys(
+    ring, k_cache, v_cache, stats, queries, qkv, k_gain, table, block_tables, positions, slot_mapping, slot, kv_head, num_heads,
+    token, group, first_pair, pairs, limit, keys, eps, scale, stores, warp, place, places,
+):  # fmt: skip
+    """`attend_keys` on a GPU for hd = 64 or 128, with keys from `limit` on out of the projection.
+
+    Args:
+        qkv, k_gain, table, slot_mapping, eps: as in the kernels below.
+        slot, kv_head, num_heads: int32.
+        limit: int32, keys from here on are this step's, of its row 0 and on.
+        stores: bool, this call stores them.
+        others: as in `attend_keys`.
+    """
+
+
+@device_function
+def rotate_queries(queries, k_cache, qkv, gain, table, positions, token, group, kv_head, first_pair, pairs, eps, warp, warps):
+    """queries = the rotated queries of the pairs, rounded to the type of the cache, for `attend_keys`. Called by `warps` warps.
+
+    Args:
+        queries: float32 shared [PAIRS * MAX_HEAD_DIM + 4].
+        others: as in the kernels below.
+    """
+    head_dim = i32(k_cache.shape[3])
+    half = head_dim // i32(2)
+    p = i32(warp)
+    while p < pairs:
+        row = token + divide(first_pair + p, group)
+        start = (kv_head * group + first_pair + p - (row - token) * group) * head_dim
+        scale = head_scale(qkv, gain, row, start, head_dim, eps)
+        for i in range(lane(), half, warp_size()):
+            first, second = rotate_head(qkv, table, row, start, positions[row], i, half, scale, gain)
+            queries[p * i32(MAX_HEAD_DIM) + i] = widen(narrow(first, k_cache))
+            queries[p * i32(MAX_HEAD_DIM) + half + i] = widen(narrow(second, k_cache))
+        p += warps
+
+
+@device_function
+def attend_keys(
+    ring, k_cache, v_cache, stats, queries, block_tables, positions, slot, kv_head, token, group, first_pair, pairs, keys, scale,
+    warp, place, places,
+):  # fmt: skip
+    """The pairs over the calling warp's tiles of keys: the sums of values by their shares to `ring`, maximum and total to `stats`.
+
+    Args:
+        ring: float32 shared [WARPS * PAIRS * MAX_HEAD_DIM + 4]; where a sum lies, `sum_place` says.
+        k_cache, v_cache: [blocks, block_size, nkv, hd].
+        stats: float32 shared [WARPS, 2, PAIRS], flat.
+        queries: of `rotate_queries`.
+        block_tables, positions, scale: as in the kernels below.
+        token: int32, the request's first row. group: int32, query heads of a kv head.
+        keys: int32, all that the pairs see.
+        warp: int32, whose part of ring and stats it is.
+        place, places: int32; the warp takes tiles place, place + places, ..
+    """
+    block_size, head_dim = i32(k_cache.shape[1]), i32(k_cache.shape[3])
+    for p in range(pairs):
+        seen = min(positions[token + divide(first_pair + i32(p), group)] + i32(1), keys)
+        sums, query = (warp * i32(PAIRS) + i32(p)) * i32(MAX_HEAD_DIM), i32(p) * i32(MAX_HEAD_DIM)
+        for d in range(lane(), head_dim, warp_size()):
+            ring[sums + d] = f32(0.0)
+        top, total = NEG_INF, f32(0.0)
+        tile = i32(place)
+        while tile * i32(TILE_KEYS) < seen:
+            for key in range(tile * i32(TILE_KEYS), min((tile + i32(1)) * i32(TILE_KEYS), seen)):
+                page = divide(key, block_size)
+                block, offset = max(block_tables[slot, page], i32(0)), i32(key) - page * block_size
+                score = f32(0.0)
+                for d in range(lane(), head_dim, warp_size()):
+                    score += queries[query + d] * widen(k_cache[block, offset, kv_head, d])
+                score = warp_sum(score) * scale
+                highest = max(top, score)
+                keep, share = exp(top - highest), exp(score - highest)
+                total = total * keep + share
+                for d in range(lane(), head_dim, warp_size()):
+                    ring[sums + d] = ring[sums + d] * keep + share * widen(v_cache[block, offset, kv_head, d])
+                top = highest
+            tile += places
+        if lane() == 0:
+            stats[warp * i32(2 * PAIRS) + i32(p)] = top
+            stats[warp * i32(2 * PAIRS) + i32(PAIRS + p)] = total
+
+
+@primitive(_of_cache("SUM_PLACE"))
+def sum_place(ring, k_cache, warp, p, d):
+    """Where in `ring` warp `warp` has left the sum of pair p in dim d."""
+    return (warp * PAIRS + p) * MAX_HEAD_DIM + d
+
+
+@device_function
+def fold_warps(out, ring, stats, k_cache, token, group, kv_head, first_pair, pairs, active, rank, warp, warps, ranks):
+    """out = the softmax over all warps of the cluster that had keys, the first `active`: rescaled to the largest, in order.
+
+    The warps of the cluster share the rows: each takes a warp's width of dims of one pair.
+    """
+    head_dim = i32(k_cache.shape[3])
+    slices = ceil_div(head_dim, warp_size())
+    unit = rank * warps + warp
+    while unit < pairs * slices:
+        p = divide(unit, slices)
+        d = (unit - p * slices) * warp_size() + lane()
+        dim = min(d, head_dim - i32(1))
+        top = NEG_INF
+        for w in range(lane(), active, warp_size()):
+            place, whose = i32(w), divide(i32(w), warps)
+            top = max(top, shared_of_rank(stats, (place - whose * warps) * i32(2 * PAIRS) + p, whose))
+        top = warp_max(top)
+        total, normalizer = f32(0.0), f32(0.0)
+        base = i32(0)
+        while base < active:
+            mine, keep, share = base + lane(), f32(0.0), f32(0.0)
+            if mine < active:
+                whose = divide(mine, warps)
+                at = (mine - whose * warps) * i32(2 * PAIRS) + p
+                keep = exp(shared_of_rank(stats, at, whose) - top)
+                share = keep * shared_of_rank(stats, at + i32(PAIRS), whose)
+            normalizer += warp_sum(share)
+            count = min(active - base, warp_size())
+            j = i32(0)
+            while j < count:
+                whose = divide(base + j, warps)
+                at = sum_place(ring, k_cache, base + j - whose * warps, p, dim)
+                total += warp_broadcast(keep, j) * shared_of_rank(ring, at, whose)
+                j += i32(1)
+            base += warp_size()
+        if d < head_dim:
+            row = divide(first_pair + p, group)
+            head = kv_head * group + first_pair + p - row * group
+            out[token + row, head * head_dim + d] = narrow(total * (f32(1.0) / normalizer), out)
+        unit += warps * ranks
+
+
+@device_function
+def attend_requests(
+    out, k_cache, v_cache, qkv, q_gain, k_gain, table, block_tables, positions, slot_mapping, idx_mapping, query_start_loc,
+    num_heads, eps, scale, stored, num_requests,
+):  # fmt: skip
+    """What both kernels below do; gains are None where a model has no norm of heads."""
+    ring = cuda.shared.array(_RING, f32)
+    queries = cuda.shared.array(_QUERIES, f32)
+    stats = cuda.shared.array(_STATS, f32)
+    num_kv_heads = i32(k_cache.shape[2])
+    group = divide(num_heads, num_kv_heads)
+    warp, warps = divide(cuda.threadIdx.x, warp_size()), max(divide(cuda.blockDim.x, warp_size()), i32(1))
+    warps = min(warps, i32(WARPS))
+    rank, ranks = cluster_rank(), cluster_size()
+    place, places = rank * warps + warp, ranks * warps
+    request = i32(cuda.blockIdx.z)
+    while request < num_requests[0]:
+        token, slot = query_start_loc[request], idx_mapping[request]
+        rows = query_start_loc[request + 1] - token
+        tiles = ceil_div(rows * group, i32(PAIRS))
+        kv_head = i32(cuda.blockIdx.y)
+        while kv_head < num_kv_heads:
+            tile = divide(cuda.blockIdx.x, ranks)
+            while tile < tiles:
+                first_pair = i32(tile * i32(PAIRS))
+                pairs = min(rows * group - first_pair, i32(PAIRS))
+                before = positions[token]
+                keys = positions[token + divide(first_pair + pairs - i32(1), group)] + i32(1)
+                limit = before
+                if stored != i32(0):
+                    limit = keys
+                    wait_for_launches()
+                if warp < warps:
+                    fetch_keys(ring, k_cache, v_cache, block_tables, slot, kv_head, place, limit, keys, warp)
+                wait_for_launches()
+                let_next_launch_start()
+                if warp < warps:
+                    if on_tensor_cores(ring, k_cache):
+                        tensor_queries(
+                            queries, k_cache, qkv, q_gain, table, positions, token, group, kv_head, first_pair, pairs, eps, warp,
+                            warps,
+                        )  # fmt: skip
+                    else:
+                        rotate_queries(
+                            queries, k_cache, qkv, q_gain, table, positions, token, group, kv_head, first_pair, pairs, eps, warp,
+                            warps,
+                        )  # fmt: skip
+                        if stored == i32(0):
+                            store_heads(
+                                k_cache, v_cache, qkv, k_gain, table, positions, slot_mapping, token, keys - before, num_heads,
+                                kv_head, eps, warp, warps,
+                            )  # fmt: skip
+                cuda.syncthreads()
+                if warp < warps:
+                    if on_tensor_cores(ring, k_cache):
+                        tensor_keys(
+                            ring, k_cache, v_cache, stats, queries, qkv, k_gain, table, block_tables, positions, slot_mapping, slot,
+                            kv_head, num_heads, token, group, first_pair, pairs, limit, keys, eps, scale, tile == tiles - i32(1),
+                            warp, place, places,
+                        )  # fmt: skip
+                    else:
+                        attend_keys(
+                            ring, k_cache, v_cache, stats, queries, block_tables, positions, slot, kv_head, token, group,
+                            first_pair, pairs, keys, scale, warp, place, places,
+                        )  # fmt: skip
+                cuda.syncthreads()
+                cluster_barrier()
+                if warp < warps:
+                    active = min(ceil_div(keys, i32(TILE_KEYS)), places)
+                    fold_warps(
+                        out, ring, stats, k_cache, token, group, kv_head, first_pair, pairs, active, rank, warp, warps, ranks
+                    )
+                cuda.syncthreads()
+                cluster_barrier()
+                tile += divide(cuda.gridDim.x, ranks)
+            kv_head += i32(cuda.gridDim.y)
+        request += i32(cuda.gridDim.z)
+    wait_for_launches()
+
+
+@kernel(writes=("out", "k_cache", "v_cache"), overlap=True, early=_EARLY, cluster=CLUSTER)
+def attend_step(
+    out, k_cache, v_cache, qkv, table, block_tables, positions, slot_mapping, idx_mapping, query_start_loc, num_heads, scale,
+    stored, num_requests,
+):  # fmt: skip
+    """out[t, h] = softmax(scale * q[t, h] . K) V over the keys 0..positions[t] of the row's request, for the live requests.
+
+    q and k of the projection are rotated first, and k and v go into the cache.
+
+    Args:
+        out: [T, nh * hd], any storage type.
+        k_cache, v_cache: [blocks, block_size, nkv, hd], hd <= MAX_HEAD_DIM.
+        qkv: [T, (nh + 2 nkv) * hd], any storage type, bias included.
+        table: float32 [L, hd], cos | sin (kernels/rope.py).
+        block_tables: int32 [N, B]; an entry below 0 is read as block 0 (its row is thrown away).
+        positions: int32 [T], in [0, L), ascending within a request.
+        slot_mapping: int32 [T], block * block_size + offset, or -1: nothing is stored.
+        idx_mapping: int32 [R], slot of a request.
+        query_start_loc: int32 [R + 1], rows of request r: query_start_loc[r] .. query_start_loc[r + 1].
+        num_heads: int32.
+        scale: float32.
+        stored: int32; not 0: `rotate_store` has stored the step's keys and values before.
+        num_requests: int32 [1], live requests.
+
+    Launch: grid (tiles of pairs, kv heads, requests), any of them, four warps; a GPU makes a cluster of each tile. Barriers are
+    reached by all threads of a cluster: loops depend on blockIdx and device state alone. Safe under capture, and idempotent.
+    Oracle: oracle_attend.attend_step.
+    """
+    attend_requests(
+        out, k_cache, v_cache, qkv, None, None, table, block_tables, positions, slot_mapping, idx_mapping, query_start_loc,
+        num_heads, f32(0.0), scale, stored, num_requests,
+    )  # fmt: skip
+
+
+@kernel(writes=("out", "k_cache", "v_cache"), overlap=True, early=_EARLY, cluster=CLUSTER)
+def norm_attend_step(
+    out, k_cache, v_cache, qkv, q_gain, k_gain, table, block_tables, positions, slot_mapping, idx_mapping, query_start_loc,
+    num_heads, eps, scale, stored, num_requests,
+):  # fmt: skip
+    """`attend_step` of q and k heads that go through RMSNorm first (Qwen3).
+
+    Args:
+        q_gain, k_gain: float32 [hd].
+        eps: float32.
+        others: as in `attend_step`.
+
+    Launch and ownership as in `attend_step`. Oracle: oracle_attend.norm_attend_step.
+    """
+    attend_requests(
+        out, k_cache, v_cache, qkv, q_gain, k_gain, table, block_tables, positions, slot_mapping, idx_mapping, query_start_loc,
+        num_heads, eps, scale, stored, num_requests,
+    )  # fmt: skip

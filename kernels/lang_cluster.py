@@ -1,0 +1,84 @@
+"""The instructions behind kernels/lang_overlap.py, absent in the simulator.
+
+PTX ISA 7.8: `griddepcontrol`, `barrier.cluster`, `mapa`, `ld.shared::cluster`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba.cuda import types
+from numba.cuda.extending import intrinsic
+from numba.cuda.typing import signature
+
+_WORD = ir.IntType(32)
+_FLOAT = ir.FloatType()
+
+
+def _statement(text: str) -> Any:
+    def typed(typingctx):
+        def codegen(context, builder, sig, args):
+            asm = ir.InlineAsm(ir.FunctionType(ir.VoidType(), []), text, "~{memory}", side_effect=True)
+            builder.call(asm, [], attrs=("convergent",))
+            return context.get_dummy_value()
+
+        return signature(types.void), codegen
+
+    return intrinsic(typed)
+
+
+def _special_register(name: str) -> Any:
+    def typed(typingctx):
+        def codegen(context, builder, sig, args):
+            return builder.call(ir.InlineAsm(ir.FunctionType(_WORD, []), f"mov.u32 $0, %{name};", "=r"), [])
+
+        return signature(types.int32), codegen
+
+    return intrinsic(typed)
+
+
+_wait = _statement("griddepcontrol.wait;")
+_start = _statement("griddepcontrol.launch_dependents;")
+_barrier = _statement("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;")
+_rank = _special_register("cluster_ctarank")
+_size = _special_register("cluster_nctarank")
+
+
+@intrinsic
+def _shared(typingctx, array, index, rank):
+    def codegen(context, builder, sig, args):
+        view = context.make_array(sig.args[0])(context, builder, args[0])
+        pointer = builder.ptrtoint(builder.gep(view.data, [args[1]]), ir.IntType(64))
+        text = (
+            "{ .reg .u64 t; .reg .u32 a; cvta.to.shared.u64 t, $1; cvt.u32.u64 a, t; "
+            "mapa.shared::cluster.u32 a, a, $2; ld.shared::cluster.f32 $0, [a]; }"
+        )
+        kind = ir.FunctionType(_FLOAT, [ir.IntType(64), _WORD])
+        return builder.call(ir.InlineAsm(kind, text, "=f,l,r,~{memory}", side_effect=True), [pointer, args[2]])
+
+    return signature(types.float32, array, types.int32, types.int32), codegen
+
+
+def wait_form():
+    _wait()
+
+
+def start_form():
+    _start()
+
+
+def rank_form():
+    return _rank()
+
+
+def size_form():
+    return _size()
+
+
+def barrier_form():
+    _barrier()
+
+
+def shared_form(array, index, rank):
+    return _shared(array, index, rank)

@@ -1,0 +1,99 @@
+"""Attention of a step from the projection on, against its oracle: each executor and storage type, ragged requests, visible pads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernels import oracle_attend
+from kernels.attend_step import attend_step, norm_attend_step
+from kernels.lang import Kernel
+from tests.kernel_cases import Launch, floats, poisoned
+from tests.storage_cases import stored
+from tests.test_kernels_fused import EPS, STORAGE, TABLES, attend_case, check, warps, wide_args
+
+STEPS = pytest.mark.parametrize("kernel", [attend_step, norm_attend_step], ids=lambda k: k.name)
+
+
+def step_case(kernel: Kernel, case: dict[str, Any], storage: str, *, stored_before: bool = False) -> dict[str, Any]:
+    """A case of `attend_case` whose own rows still stand in qkv, and, unless `stored_before`, NaN in their cells of the cache."""
+    k_cache, starts, positions = case["k_cache"], case["query_start_loc"], case["positions"]
+    block_size, num_kv_heads, head_dim = k_cache.shape[1:]
+    heads, rows = case["num_heads"], int(starts[case["num_requests"][0]])
+    angles = np.arange(4 * block_size)[:, None] * 0.7 ** np.arange(head_dim // 2)
+    slots = np.full(rows + 1, -1, np.int32)
+    for request in range(case["num_requests"][0]):
+        for row in range(starts[request], starts[request + 1]):
+            block, offset = divmod(int(positions[row]), block_size)
+            slots[row] = TABLES[case["idx_mapping"][request], block] * block_size + offset
+    args = {name: case[name] for name in ("out", "k_cache", "v_cache", "block_tables", "idx_mapping", "query_start_loc")}
+    args |= {
+        "qkv": poisoned(floats(46, rows + 1, (heads + 2 * num_kv_heads) * head_dim), rows),
+        "table": np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32),
+        "positions": positions,
+        "slot_mapping": slots,
+        "num_heads": heads,
+        "scale": case["scale"],
+        "stored": int(stored_before),
+        "num_requests": case["num_requests"],
+    }
+    if kernel is norm_attend_step:
+        args |= {"q_gain": floats(40, head_dim), "k_gain": floats(41, head_dim), "eps": EPS}
+    args["k_cache"], args["v_cache"] = k_cache.copy(), case["v_cache"].copy()
+    for cache in (args["k_cache"], args["v_cache"]):
+        cache.reshape(-1, num_kv_heads, head_dim)[slots[:rows]] = stored(np.full(1, np.nan, np.float32), storage)[0]
+    if stored_before:
+        wide = wide_args(args)
+        _, keys, values = getattr(oracle_attend, kernel.name)(**{name: wide[name] for name in kernel.params})
+        args["k_cache"], args["v_cache"] = stored(keys.astype(np.float32), storage), stored(values.astype(np.float32), storage)
+    return args
+
+
+def check_step(launch: Launch, kernel: Kernel, args: dict[str, Any], storage: str) -> None:
+    wide = wide_args(args)
+    wide["positions"] = np.maximum(wide["positions"], 0)
+    wide["out"] = wide["out"].astype(np.float64)
+    expected = getattr(oracle_attend, kernel.name)(**{name: wide[name] for name in kernel.params})
+    check(launch, kernel, args, dict(zip(("out", "k_cache", "v_cache"), expected, strict=True)), storage)
+
+
+@STEPS
+@warps(((2, 2, 2), 3), ((1, 1, 3), 4))
+@STORAGE
+@pytest.mark.parametrize(
+    ("starts", "lengths"), [([0, 1, 2], [5, 1]), ([0, 3, 4], [11, 9]), ([0, 7, 7], [12, 0])], ids=["decode", "verify", "empty"]
+)
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim", "block_size"), [(3, 1, 4, 3), (4, 2, 6, 16)], ids=str)
+def test_attend_step(
+    launch: Launch,
+    kernel: Kernel,
+    storage: str,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    starts: list[int],
+    lengths: list[int],
+) -> None:
+    if launch.executor == "cuda":
+        head_dim = 64  # what the 16-bit form takes
+    case = attend_case(storage, num_heads, num_kv_heads, head_dim, block_size, starts, lengths)
+    check_step(launch, kernel, step_case(kernel, case, storage), storage)
+
+
+@STEPS
+@warps(((3, 1, 2), 4))
+@STORAGE
+@pytest.mark.parametrize("stored_before", [False, True], ids=["from-qkv", "from-cache"])
+@pytest.mark.parametrize(("length", "head_dim"), [(127, 128), (128, 64), (129, 128), (300, 128), (399, 64)], ids=str)
+def test_attend_step_over_many_tiles(
+    launch: Launch, kernel: Kernel, storage: str, stored_before: bool, length: int, head_dim: int
+) -> None:
+    """The verify rows of a request straddle tiles of keys; more than 16 pairs; pages that are no multiples of a tile."""
+    if launch.executor == "simulator" and (storage, length) not in {("bfloat16", 129), ("float32", 300)}:
+        pytest.skip("seconds each in the simulator: two stand for all")
+    head_dim = {"cuda": head_dim, "cpu": 66, "simulator": 4}[launch.executor]
+    case = attend_case(storage, 8, 2, head_dim, 100, [0, 5, 6], [length, max(length - 130, 1)])
+    check_step(launch, kernel, step_case(kernel, case, storage, stored_before=stored_before), storage)
