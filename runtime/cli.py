@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from runtime.cli_bench import bench
+from runtime.cli_compare import compare
 from runtime.cli_profile import profile
 from runtime.cli_session import (
     INTERRUPTED,
@@ -45,6 +46,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(bench)
+app.command()(compare)
 app.command()(profile)
 
 

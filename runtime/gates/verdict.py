@@ -9,12 +9,14 @@ from typing import Any
 
 
 class Verdict(str, Enum):
-    """From best to worst."""
+    """From best to worst. Only SATISFIED is a pass."""
 
     SATISFIED = "SATISFIED"
     RECORDED = "RECORDED, no floor declared"
+    UNDER_FLOOR = "UNDER THE FLOOR"  # of a comparison: equal arms differ by as much
     NOT_MEASURED = "NOT MEASURED"
     OPEN_GAP = "OPEN GAP"
+    TAUTOLOGICAL = "TAUTOLOGICAL"  # of a comparison: both arms took the same path
 
     @classmethod
     def of(cls, value: float | None, floor: float | None) -> Verdict:

@@ -1,0 +1,111 @@
+"""`draftgraph compare CONFIG --arms A B`: arms against each other, with the floor of the machine measured first."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from runtime.cli_session import (
+    Overrides,
+    PromptFile,
+    Prompts,
+    Quiet,
+    exits,
+    open_engine,
+    prompts_of,
+    refuse_unwritable,
+    settings_of,
+    write_text,
+)
+from runtime.config import RunConfig
+from runtime.console import progress_bar, silent_bar
+from runtime.errors import ConfigError
+
+
+def compare(
+    arguments: Annotated[list[str], typer.Argument(metavar="CONFIG", help="YAML file, see configs/reference.yaml.")],
+    arms: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="A.B=C A.B=D...", help="The arms; the first is compared with each of the others. Quote several keys of one arm."
+        ),
+    ] = None,
+    concurrency: Annotated[
+        list[int] | None, typer.Option(min=1, metavar="N [N]...", help="Requests at a time; default 1.")
+    ] = None,
+    pairs: Annotated[int, typer.Option(min=4, help="Pairs of runs, an even number: of equal arms, and of each comparison.")] = 6,
+    num_warmups: Annotated[int, typer.Option(min=0, help="Runs of each engine before the clock counts.")] = 2,
+    output_len: Annotated[int, typer.Option(min=2, metavar="N", help="Tokens of every answer.")] = 64,
+    input_len: Annotated[int | None, typer.Option(min=1, metavar="N", help="Random prompts of N tokens instead of texts.")] = None,
+    other_outputs: Annotated[
+        bool, typer.Option("--other-outputs", help="Arms may produce other tokens, e.g. where rounding decides between two.")
+    ] = False,
+    prompt: Prompts = None,
+    prompt_file: PromptFile = None,
+    set_: Overrides = None,
+    json_file: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Writes the result, every measurement included; - is stdout.")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Compares arms pair by pair: AB BA AB..., equal arms first. Their difference is the floor; below it no ratio is printed.
+
+    Arms that took the same path, by our own counters, are TAUTOLOGICAL. SATISFIED: the first arm is better; OPEN GAP: it is worse.
+    """
+    with exits():
+        if pairs % 2:
+            raise ConfigError(f"--pairs {pairs}: must be even, or a drift of the machine does not cancel")
+        config, names, levels = _sorted(arguments, arms or [], concurrency or [])
+        refuse_unwritable(json_file)
+        base = settings_of(config, [*(set_ or []), "sampling.ignore_eos=true"], output_len)
+        # Imported once the command line is known to be right.
+        from runtime.compare import Plan
+        from runtime.compare import compare as run_compare
+        from runtime.compare_arms import Arm
+        from runtime.compare_report import render_compare
+
+        parsed = [Arm.parse(name, base) for name in names]
+        _refuse_narrow([arm.config for arm in parsed], levels)
+        texts = [] if input_len is not None else prompts_of(base, prompt, prompt_file)
+        plan = Plan(levels, texts, base.sampling.params(), input_len, pairs, num_warmups, same_outputs=not other_outputs)
+        with (silent_bar if quiet else progress_bar)("comparing", "runs") as advance:
+            report = run_compare(parsed, plan, lambda arm: open_engine(arm.config, True), advance)
+        text = json.dumps(report, indent=2)
+        if json_file == "-":
+            print(text, flush=True)
+            return
+        print(render_compare(report), flush=True)
+        if json_file:
+            write_text(json_file, text)
+
+
+def _sorted(arguments: list[str], arms: list[str], levels: list[int]) -> tuple[str, list[str], list[int]]:
+    """Configuration, arms, concurrencies. An option takes one value; what stands behind the first arrives among the arguments.
+
+    Raises ConfigError: no configuration or more than one, fewer than two arms, numbers without their option.
+    """
+    names = [*arms, *(word for word in arguments if "=" in word)]
+    numbers = [int(word) for word in arguments if word.isdecimal()]
+    configs = [word for word in arguments if "=" not in word and not word.isdecimal()]
+    if len(configs) != 1:
+        raise ConfigError(f"CONFIG: give one configuration file, got {', '.join(configs) or 'none'}")
+    if not arms or len(names) < 2:
+        raise ConfigError("--arms: give at least two, as in --arms runner.async=true runner.async=false")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"--arms {' '.join(names)}: an arm stands there twice; equal arms are run anyway, to measure the floor")
+    if numbers and not levels:
+        raise ConfigError(f"argument {numbers[0]}: a number of requests stands behind --concurrency")
+    if 0 in numbers:
+        raise ConfigError("--concurrency 0: must be at least 1")
+    return configs[0], names, [*levels, *numbers] or [1]
+
+
+def _refuse_narrow(configs: list[RunConfig], levels: list[int]) -> None:
+    slots = min(config.scheduler.max_num_seqs for config in configs)
+    if max(levels) > slots:
+        raise ConfigError(
+            f"--concurrency {max(levels)}: above scheduler.max_num_seqs = {slots}, so requests would wait in line; "
+            f"add --set scheduler.max_num_seqs={max(levels)}"
+        )

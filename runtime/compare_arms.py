@@ -1,0 +1,107 @@
+"""Arms of a comparison: the same configuration but for what tells them apart, and evidence that something does."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from runtime.config import RunConfig, load_config
+from runtime.errors import ConfigError
+from runtime.prompts import Prompt
+from runtime.report import RunRecord
+from runtime.sampling import SamplingParams
+
+NOISY_COUNTERS = ("event_queries",)
+"""A query of an event may find it reached or not: how often one asks is no path."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One side. name: what it sets, as the command line says it, e.g. `runner.async=true`."""
+
+    name: str
+    config: RunConfig
+
+    @classmethod
+    def parse(cls, text: str, base: RunConfig) -> Arm:
+        """`a.b=c`, or several of them apart by spaces: `speculator.method=dflash speculator.num_speculative_tokens=7`.
+
+        Raises ConfigError.
+        """
+        try:
+            overrides = shlex.split(text)
+        except ValueError as error:
+            raise ConfigError(f"--arms {text}: {error}; write KEY=VALUE, several of them apart by spaces") from error
+        if not overrides:
+            raise ConfigError("--arms: an arm sets at least one key, as in runner.async=false")
+        return cls(text, load_config(base, overrides))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One run of one arm.
+
+    Attributes:
+        tpot_ms: of a request, mean over the requests; per token and not per step.
+        tokens_per_s: of all requests together, prefill included.
+        outputs: SHA-256 of the token ids, in the order of the prompts.
+        path: what the run did, by counters: see `path_taken`.
+    """
+
+    tpot_ms: float
+    tokens_per_s: float
+    outputs: str
+    path: Mapping[str, Any]
+
+
+def measure(engine: Any, prompts: Sequence[Prompt], params: SamplingParams) -> Sample:
+    """Answer the prompts side by side, once."""
+    before = _counts(engine)
+    record = RunRecord(prompts, time.perf_counter())
+    for event in engine.stream(prompts, params):
+        record.add(event, time.perf_counter())
+    engine.drain()
+    outputs = record.outputs()
+    tpots = [output.tpot_s for output in outputs if output.tpot_s is not None]
+    if not tpots:
+        raise ConfigError("compare: no request produced two tokens, so there is no time per token; raise --output-len")
+    digest = hashlib.sha256(repr([[int(token) for token in output.token_ids] for output in outputs]).encode())
+    produced = sum(len(output.token_ids) for output in outputs)
+    return Sample(
+        1e3 * fmean(tpots), produced / (record.end - record.start), digest.hexdigest(), path_taken(engine, before, _counts(engine))
+    )
+
+
+def path_taken(engine: Any, before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, Any]:
+    """What tells arms apart, counted and not configured: an option that is ignored leaves no trace here.
+
+    Counters of the engine's paths and of the device, and of each graph that was launched what it launches, as a digest.
+    """
+    changed = {name: count - before.get(name, 0) for name, count in after.items() if count != before.get(name, 0)}
+    library = engine.runner.library
+    graphs = {}
+    for key in library.graphs:
+        if f"graph {key}" in changed:
+            names = "\n".join(f"{node.name} {node.grid} {node.block}" for node in library.traces[key].nodes)
+            graphs[str(key)] = hashlib.sha256(names.encode()).hexdigest()[:12]
+    return {"counters": changed, "graphs": graphs}
+
+
+def _counts(engine: Any) -> dict[str, int]:
+    """Flat: names of counters to numbers since the engine was opened."""
+    counts = {f"graph {key}": count for key, count in engine.runner.library.launches.items()}
+    sources = {"path": engine.runner.paths.as_dict(), "device": vars(engine.runner.device.counters)}
+    for source, values in sources.items():
+        for name, value in values.items():
+            if name in NOISY_COUNTERS:
+                continue
+            if isinstance(value, Mapping):
+                counts |= {f"{source} {name} {key}": count for key, count in value.items()}
+            else:
+                counts[f"{source} {name}"] = value
+    return counts

@@ -1,0 +1,207 @@
+"""compare: verdicts on planted measurements, and the whole of it over a tiny engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from runtime.cli import app
+from runtime.compare import Pairs, Plan, compare, judged
+from runtime.compare_arms import Arm, Sample, measure
+from runtime.compare_report import render_compare
+from runtime.compare_statistics import abba
+from runtime.config import RunConfig, load_config
+from runtime.errors import ConfigError
+from runtime.gates.verdict import Verdict
+from runtime.sampling import SamplingParams
+from tests.tiny_checkpoint import write_tiny_checkpoint
+from tests.tiny_engine import LOOPING, open_tiny
+
+ASYNC, SYNC = {"counters": {"path collected_late": 60}}, {"counters": {"path collected_at_once": 60}}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("compare") / "model"
+    write_tiny_checkpoint(folder, LOOPING)
+    return folder
+
+
+def planted(slower: float, second_path: Any = SYNC, noise: float = 0.01, seed: int = 0, outputs: str = "same") -> Pairs:
+    """Pairs whose second arm takes `slower` times as long, with noise of that standard deviation."""
+    rng = np.random.default_rng(seed)
+    pairs: Pairs = ([], [])
+    for order in abba(6):
+        for arm in order:
+            time = 5.0 * (slower if arm else 1.0) * float(np.exp(rng.normal(0, noise)))
+            pairs[arm].append(Sample(time, 1000 / time, outputs if arm else "same", second_path if arm else ASYNC))
+    return pairs
+
+
+def equal(**options: Any) -> Pairs:
+    return planted(1.0, ASYNC, seed=1, **options)
+
+
+@pytest.mark.parametrize("metric", ["tpot_ms", "tokens_per_s"])
+def test_ten_percent_are_told_and_one_is_under_the_floor(metric: str) -> None:
+    faster = judged(metric, equal(), planted(1.1))
+    assert faster.verdict is Verdict.SATISFIED
+    assert faster.effect is not None
+    assert faster.effect.ratio == pytest.approx(1.1, abs=0.02)
+    slower = judged(metric, equal(), planted(1 / 1.1))
+    assert slower.verdict is Verdict.OPEN_GAP
+    small = judged(metric, equal(), planted(1.01))
+    assert (small.verdict, small.effect) == (Verdict.UNDER_FLOOR, None)
+    assert "ratio" not in small.as_dict()
+    assert "medians" not in small.as_dict()
+
+
+def test_arms_on_one_path_are_tautological_however_far_apart_their_times() -> None:
+    found = judged("tpot_ms", equal(), planted(1.5, ASYNC))
+    assert (found.verdict, found.effect) == (Verdict.TAUTOLOGICAL, None)
+
+
+def test_arms_with_other_outputs_did_other_work() -> None:
+    found = judged("tpot_ms", equal(), planted(1.5, outputs="other"))
+    assert (found.verdict, found.effect) == (Verdict.NOT_MEASURED, None)
+    assert "2 different outputs" in found.detail
+    assert judged("tpot_ms", equal(), planted(1.5, outputs="other"), same_outputs=False).verdict is Verdict.SATISFIED
+
+
+def test_paths_that_differ_between_equal_arms_prove_nothing() -> None:
+    found = judged("tpot_ms", planted(1.0, SYNC), planted(1.5))
+    assert (found.verdict, found.effect) == (Verdict.NOT_MEASURED, None)
+
+
+def test_without_equal_arms_there_is_no_floor_and_no_pass() -> None:
+    found = judged("tpot_ms", None, planted(1.5))
+    assert found.verdict is Verdict.RECORDED
+    assert found.effect is not None
+
+
+def test_verdicts_are_ordered_and_only_one_is_a_pass() -> None:
+    order = list(Verdict)
+    assert (order[0], order[-1]) == (Verdict.SATISFIED, Verdict.TAUTOLOGICAL)
+    assert order.index(Verdict.UNDER_FLOOR) < order.index(Verdict.NOT_MEASURED)
+
+
+# --- over an engine
+
+
+def plan(**changes: Any) -> Plan:
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    return Plan(**({"levels": [1, 2], "prompts": [[5, 6, 7]], "params": params, "num_pairs": 4, "num_warmups": 1} | changes))
+
+
+def compared(model: Path, arms: list[str], **changes: Any) -> dict[str, Any]:
+    base = load_config({"model": {"source": str(model)}, "device": "cpu"})
+    opened: list[str] = []
+
+    @contextmanager
+    def open_arm(arm: Arm) -> Iterator[Any]:
+        opened.append(arm.name)
+        settings = dict(text.split("=") for text in arm.name.split())
+        overrides: dict[str, Any] = {key.replace(".", "__"): json.loads(value) for key, value in settings.items()}
+        k = overrides.pop("k", 3)
+        with open_tiny(model, k=k, **overrides) as engine:
+            yield engine
+
+    parsed = [Arm(name, base) for name in arms]
+    ticks: list[tuple[int, int]] = []
+    report = compare(parsed, plan(**changes), open_arm, lambda done, total: ticks.append((done, total)))
+    assert opened == [arms[0], arms[0], *arms[1:]]
+    assert ticks[-1][0] == ticks[-1][1] == len(ticks) - 1
+    return report
+
+
+def test_the_two_runners_take_different_paths_and_yield_the_same_tokens(model: Path) -> None:
+    report = compared(model, ["runner.async=true", "runner.async=false"])
+    verdicts = {result["verdict"] for result in report["results"]}
+    assert verdicts <= {Verdict.SATISFIED.value, Verdict.UNDER_FLOOR.value, Verdict.OPEN_GAP.value}
+    assert [(result["concurrency"], result["metric"]) for result in report["results"]] == [
+        (1, "tpot_ms"), (1, "tokens_per_s"), (2, "tpot_ms"), (2, "tokens_per_s"),
+    ]  # fmt: skip
+    assert len(report["samples"]) == 4
+    assert all(len(sample["first"]["tpot_ms"]) == 4 for sample in report["samples"])
+    text = render_compare(report)
+    assert "runner.async=true  against  runner.async=false" in text
+    json.dumps(report)
+
+
+def test_a_speculator_is_an_arm_like_any_other(model: Path) -> None:
+    report = compared(model, ["k=3", "k=0"], levels=[1])
+    assert {result["verdict"] for result in report["results"]} <= {"SATISFIED", "UNDER THE FLOOR", "OPEN GAP"}
+
+
+def test_an_option_that_changes_nothing_is_tautological(model: Path) -> None:
+    """Poison fills memory that nobody should read: another configuration, the same path."""
+    report = compared(model, ["runner.steps_in_flight=2", "mirror.poison=true"], levels=[1])
+    assert {result["verdict"] for result in report["results"]} == {"TAUTOLOGICAL"}
+    assert "log %" not in render_compare(report)
+
+
+def test_a_path_is_counted_and_not_configured(model: Path) -> None:
+    with open_tiny(model) as engine:
+        first = measure(engine, [[5, 6, 7]], SamplingParams(max_tokens=6, ignore_eos=True))
+        second = measure(engine, [[5, 6, 7]], SamplingParams(max_tokens=6, ignore_eos=True))
+    assert first.path == second.path
+    assert first.outputs == second.outputs
+    assert any("collected_late" in name for name in first.path["counters"])
+    assert any(name.startswith("verify") for name in first.path["graphs"])
+
+
+# --- the command line
+
+
+@pytest.fixture
+def config(model: Path, tmp_path: Path) -> str:
+    path = tmp_path / "run.yaml"
+    sizes = "{max_num_seqs: 2, max_model_len: 64, max_num_batched_tokens: 32, block_size: 4}"
+    path.write_text(f"model: {{source: {model}}}\ndevice: cpu\nscheduler: {sizes}\nrun: {{chat: false, prompts: [hello]}}\n")
+    return str(path)
+
+
+def test_the_command_takes_arms_and_concurrencies_in_a_row(config: str, tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    options = ["--concurrency", "1", "2", "--pairs", "4", "--num-warmups", "0", "--output-len", "4", "--json", str(file), "-q"]
+    result = CliRunner().invoke(app, ["compare", config, "--arms", "runner.async=true", "runner.async=false", *options])
+    assert result.exit_code == 0, result.output
+    assert "4 pairs in the order AB BA" in result.stdout
+    report = json.loads(file.read_text())
+    assert [entry["concurrency"] for entry in report["samples"]] == [1, 2, 1, 2]
+    assert report["facts"]["model"]["dtype"] == "float32"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--arms", "runner.async=true"], "give at least two"),
+        ([], "give at least two"),
+        (["--arms", "a=1", "a=1"], "stands there twice"),
+        (["--arms", "runner.async=true", "runner.async=false", "8"], "stands behind --concurrency"),
+        (["--arms", "runner.async=true", "runner.async=false", "--pairs", "5"], "must be even"),
+        (["--arms", "runner.async=true", "runner.async=false", "--concurrency", "4"], "above scheduler.max_num_seqs = 2"),
+        (["--arms", "runner.async=true", "runner.asink=false"], "asink"),
+        (["--arms", "runner.async=true", "' "], "CONFIG"),
+    ],
+)
+def test_mistakes_get_a_message(config: str, arguments: list[str], reason: str) -> None:
+    result = CliRunner().invoke(app, ["compare", config, *arguments])
+    assert result.exit_code == 2
+    assert reason in result.stderr
+
+
+def test_an_arm_may_set_several_keys() -> None:
+    base = load_config({"model": {"source": "x"}})
+    arm = Arm.parse("runner.async=false scheduler.max_num_seqs=4", base)
+    assert isinstance(arm.config, RunConfig)
+    assert (arm.config.runner.async_, arm.config.scheduler.max_num_seqs) == (False, 4)
+    with pytest.raises(ConfigError, match="at least one key"):
+        Arm.parse(" ", base)
