@@ -2,7 +2,7 @@
 # make test  set up .venv, then run the tests
 # make lint  ruff and mypy          make parity  compare with transformers on the CPU
 # make slow  what is too long for `make test`: the whole engine matrix, the soak of 20,000 steps
-# make gpu   tests that need a GPU, with a table of results and figures last
+# make gpu   tests that need a GPU, then benches on it alone; one table of results and figures last
 # make mutants  damage a copy of the sources in every known way: each damage must fail its test (docs/mutants.md)
 # make sanitize   one of them, the engine on a tiny model, under compute-sanitizer: memcheck and racecheck
 SHELL := /bin/bash
@@ -37,7 +37,7 @@ mutants: $(VENV)/.test
 	$(BIN)/python -m tests.mutants
 
 gpu: $(VENV)/.test
-	$(BIN)/python -m pytest -m gpu -p tests.gpu_report -q
+	$(BIN)/python -m tests.run_gpu
 
 # API errors are left out: cuda-bindings asks the driver for functions that it may not have.
 sanitize: $(VENV)/.test

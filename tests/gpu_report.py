@@ -1,28 +1,66 @@
-"""pytest plugin of `make gpu` (-p tests.gpu_report): a short table last, of results by file and of every figure a test recorded."""
+"""pytest plugin of `make gpu` (-p tests.gpu_report): results by file and every figure that a test recorded, as a short table last,
+or as JSON in the file that DRAFTGRAPH_GPU_REPORT names."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
 
 import pytest
+
+OUTCOMES = ("passed", "failed", "error", "skipped")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    report = collected(terminalreporter.stats)
+    file = os.environ.get("DRAFTGRAPH_GPU_REPORT")
+    if file is not None:
+        Path(file).write_text(json.dumps(report), encoding="utf-8")
+        return
+    terminalreporter.section("GPU")
+    for line in table(report):
+        terminalreporter.write_line(line)
+
+
+def collected(stats: dict[str, Any]) -> dict[str, Any]:
+    """pytest's statistics as {"files": {name: {outcome: count, "seconds": s}}, "figures": {text: value}, "failures": [node ids]}."""
+    files: defaultdict[str, Counter[str]] = defaultdict(Counter)
     seconds: Counter[str] = Counter()
-    figures: dict[str, object] = {}
-    for outcome in ("passed", "failed", "error", "skipped"):
-        for report in terminalreporter.stats.get(outcome, []):
+    figures: dict[str, Any] = {}
+    failures = []
+    for outcome in OUTCOMES:
+        for report in stats.get(outcome, []):
             name = report.nodeid.partition("::")[0]
-            counts[name][outcome] += 1
+            files[name][outcome] += 1
             seconds[name] += getattr(report, "duration", 0.0)
             figures.update(getattr(report, "user_properties", []))
-    terminalreporter.section("GPU")
-    for name, count in sorted(counts.items()):
-        results = ", ".join(f"{n} {outcome}" for outcome, n in count.items())
-        terminalreporter.write_line(f"{name:<40} {results:<36} {seconds[name]:7.1f} s")
-    for figure, value in figures.items():
-        terminalreporter.write_line(f"{figure:<76} {value}")
-    if not any(count["passed"] for count in counts.values()):
-        terminalreporter.write_line("nothing ran: is there a GPU, and is CuPy installed?")
+            if outcome in ("failed", "error"):
+                failures.append(report.nodeid)
+    counts: dict[str, Any] = {name: {**count, "seconds": round(seconds[name], 1)} for name, count in sorted(files.items())}
+    return {"files": counts, "figures": figures, "failures": failures}
+
+
+def merged(reports: list[dict[str, Any]]) -> dict[str, Any]:
+    """Reports of several processes as one; no file is in two of them."""
+    whole: dict[str, Any] = {"files": {}, "figures": {}, "failures": []}
+    for report in reports:
+        whole["files"] |= report["files"]
+        whole["figures"] |= report["figures"]
+        whole["failures"] += report["failures"]
+    return whole
+
+
+def table(report: dict[str, Any]) -> list[str]:
+    lines = []
+    for name, count in sorted(report["files"].items()):
+        results = ", ".join(f"{count[outcome]} {outcome}" for outcome in OUTCOMES if outcome in count)
+        lines.append(f"{name:<40} {results:<36} {count['seconds']:7.1f} s")
+    lines += [f"{figure:<76} {value}" for figure, value in report["figures"].items()]
+    lines += [f"FAILED {node}" for node in report["failures"]]
+    if not any(count.get("passed") for count in report["files"].values()):
+        lines.append("nothing ran: is there a GPU, and is CuPy installed?")
+    return lines

@@ -1,0 +1,133 @@
+"""`make gpu`: every GPU test, a process for each file and several at a time, then the benches alone on the GPU; one table last.
+
+A process for each file, because CUDA takes no more work in one that has seen a fault. Benches run when the tests have ended:
+nothing else may be on the GPU while a step is timed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import has_gpu
+from tests.gpu_report import merged, table
+
+ROOT = Path(__file__).resolve().parents[1]
+FILE_LIMIT_S, BENCH_LIMIT_S = 300, 100
+PROCESSES = 8
+"""At a time. They share one GPU: what they wait for is the compiler."""
+
+LONGEST_FIRST = ("test_gpu_smollm2", "test_gpu_engine", "test_gpu_dflash", "test_kernels_fused", "test_gpu_gates")
+NO_TESTS = 5  # pytest's exit code
+SHAPE = ["--concurrency", "1", "8", "--input-len", "128", "--output-len", "128"]
+DRAFTED = ["--set", "speculator.method=dflash", "--set", "speculator.draft_source=random:dflash"]
+DRAFTED += ["--set", "speculator.num_speculative_tokens=7", "--acceptance", "synthetic:0.6"]
+
+
+@dataclass(frozen=True)
+class BenchRun:
+    """One call of `draftgraph bench`."""
+
+    name: str
+    arguments: list[str]
+
+
+BENCHES = (
+    BenchRun("SmolLM2-135M shape, bf16", ["configs/random-smollm2-135m.yaml", *SHAPE]),
+    BenchRun("Qwen3-8B shape, bf16", ["configs/random-qwen3-8b.yaml", *SHAPE]),
+    BenchRun("Qwen3-8B shape, DFlash k=7, acceptance synthetic:0.6", ["configs/random-qwen3-8b.yaml", *SHAPE, *DRAFTED]),
+)
+
+
+def gpu_test_files() -> list[Path]:
+    """Files with tests of the GPU, those that take longest first."""
+    files = [
+        path for path in sorted((ROOT / "tests").glob("test_*.py")) if re.search(r"mark\.gpu|launches\(|Launch\(", path.read_text())
+    ]
+    return sorted(files, key=lambda path: LONGEST_FIRST.index(path.stem) if path.stem in LONGEST_FIRST else len(LONGEST_FIRST))
+
+
+def run_file(path: Path, folder: Path) -> dict[str, Any]:
+    """Its report; a process that dies or takes too long is a failure of the file."""
+    report, log = folder / f"{path.stem}.json", folder / f"{path.stem}.log"
+    name = str(path.relative_to(ROOT))
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "tests.gpu_report", "-p", "no:cacheprovider", name]
+    environment = {**os.environ, "DRAFTGRAPH_GPU_REPORT": str(report)}
+    began = time.perf_counter()
+    with log.open("w", encoding="utf-8") as output:
+        try:
+            code = subprocess.run(
+                command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, timeout=FILE_LIMIT_S, check=False
+            ).returncode
+        except subprocess.TimeoutExpired:
+            code = -1
+    spent = time.perf_counter() - began
+    outcome = "passed" if code == 0 else "no GPU tests" if code == NO_TESTS else "FAILED"
+    print(f"{name}: {outcome} in {spent:.0f} s", file=sys.stderr, flush=True)
+    values: dict[str, Any] = json.loads(report.read_text()) if report.exists() else merged([])
+    if outcome == "FAILED":
+        print("\n".join(log.read_text(errors="replace").splitlines()[-40:]), file=sys.stderr, flush=True)
+        if not values["failures"]:
+            values["failures"].append(f"{name}: " + ("took too long" if code == -1 else f"the process ended with code {code}"))
+    return values
+
+
+def run_bench(bench: BenchRun, folder: Path) -> tuple[list[str], list[str]]:
+    """(lines of the table, failures)."""
+    file = folder / "bench.json"
+    file.unlink(missing_ok=True)
+    code = "from runtime.cli import main; main()"
+    command = [sys.executable, "-c", code, "bench", *bench.arguments, "--quiet", "--json", str(file)]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=BENCH_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return [], [f"bench of {bench.name}: took more than {BENCH_LIMIT_S} s"]
+    if done.returncode != 0:
+        return [], [f"bench of {bench.name}: {done.stderr.strip().splitlines()[-1]}"]
+    print(done.stdout, file=sys.stderr, flush=True)
+    return [_bench_line(bench.name, run) for run in json.loads(file.read_text())["runs"]], []
+
+
+def _bench_line(name: str, run: dict[str, Any]) -> str:
+    steps = run["steps"]
+    length = f", acceptance length {run['spec_decode_acceptance_length']:.2f}" if "spec_decode_acceptance_length" in run else ""
+    device = f"device {steps['device_step_ms']['median']:.3f} ms a step" if "device_step_ms" in steps else "no device clock"
+    share = f", {steps['achieved_gb_s']:.0f} GB/s" + (f" of {steps['copy_gb_s']:.0f}" if "copy_gb_s" in steps else "")
+    tpot = f"TPOT {run['median_tpot_ms']:.3f} ms (spread {run['tpot_spread'] * 100:.1f} %)"
+    host = f"host {steps['host_step_ms']['work']:.3f} ms"
+    return f"{name}, c={run['max_concurrency']}: {tpot}, {device}, {host}{share}{length}"
+
+
+def main() -> int:
+    if not has_gpu():
+        print("make gpu: no CUDA device on this machine", file=sys.stderr)
+        return 1
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with ThreadPoolExecutor(PROCESSES) as pool:
+            report = merged(list(pool.map(lambda path: run_file(path, folder), gpu_test_files())))
+        tested = time.perf_counter() - began
+        lines: list[str] = []
+        for bench in BENCHES:
+            rows, failures = run_bench(bench, folder)
+            lines += rows
+            report["failures"] += failures
+    print("\n".join(["", *lines, *table(report)]))
+    total = time.perf_counter() - began
+    passed = sum(count.get("passed", 0) for count in report["files"].values())
+    print(f"{passed} passed, {len(report['failures'])} failed; tests {tested:.0f} s, everything {total:.0f} s")
+    return 1 if report["failures"] or not passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
