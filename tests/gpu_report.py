@@ -27,9 +27,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def collected(stats: dict[str, Any]) -> dict[str, Any]:
-    """pytest's statistics as {"files": {name: {outcome: count, "seconds": s}}, "figures": {text: value}, "failures": [node ids]}."""
+    """pytest's statistics as {"files": {name: {outcome: count, "seconds": s}}, "figures": {...}, "failures": [node ids]}."""
     files: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    seconds: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
     figures: dict[str, Any] = {}
     failures = []
     for outcome in OUTCOMES:

@@ -101,7 +101,8 @@ def _bench_line(name: str, run: dict[str, Any]) -> str:
     steps = run["steps"]
     length = f", acceptance length {run['spec_decode_acceptance_length']:.2f}" if "spec_decode_acceptance_length" in run else ""
     device = f"device {steps['device_step_ms']['median']:.3f} ms a step" if "device_step_ms" in steps else "no device clock"
-    share = f", {steps['achieved_gb_s']:.0f} GB/s" + (f" of {steps['copy_gb_s']:.0f}" if "copy_gb_s" in steps else "")
+    copy = f" of {steps['copy_gb_s']:.0f}" if "copy_gb_s" in steps else ""
+    share = f", {steps['achieved_gb_s']:.0f}{copy} GB/s" if "achieved_gb_s" in steps else ""
     tpot = f"TPOT {run['median_tpot_ms']:.3f} ms (spread {run['tpot_spread'] * 100:.1f} %)"
     host = f"host {steps['host_step_ms']['work']:.3f} ms"
     return f"{name}, c={run['max_concurrency']}: {tpot}, {device}, {host}{share}{length}"
