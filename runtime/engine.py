@@ -10,14 +10,15 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from runtime.errors import SamplingError
-from runtime.generation import Generation
+from runtime.generation import Generation, Place
 from runtime.path_counters import PathCounters
 from runtime.phase_clock import NO_PHASES, NoPhases, Phase
 from runtime.plan import StepPlan, StepResult, TokenUpdate
 from runtime.prompts import Prompt, PromptEncoder, as_prompt_list
 from runtime.report import RequestOutput, StreamEvent
 from runtime.request import Request
-from runtime.request_seed import with_seed
+from runtime.request_seed import samples_of, with_seed
+from runtime.resolve_sampling import ParamsResolver
 from runtime.sampling import SamplingParams
 from runtime.scheduler import Scheduler
 from runtime.tokenizer import Tokenizer
@@ -61,6 +62,7 @@ class Engine:
         description: what `info` says beside what the runner knows.
         steps_ahead: steps that stay in flight while the next is launched: 1 for the asynchronous runner; 0 waits for each step.
         seed: what the seeds of sampled requests are made from that name none.
+        resolver: fits parameters to the model; None leaves them as they are.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Engine:
         steps_ahead: int,
         description: Mapping[str, Any] | None = None,
         seed: int = 0,
+        resolver: ParamsResolver | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.runner = runner
@@ -88,6 +91,7 @@ class Engine:
         self._generations: dict[str, Generation] = {}
         self._request_numbers = itertools.count()
         self._seed = seed
+        self._resolver = resolver
         self._closed = False
         self._stopped = False
         self.phases: NoPhases = NO_PHASES
@@ -144,7 +148,9 @@ class Engine:
     def _deliver(self, updates: Iterable[TokenUpdate]) -> None:
         for update in updates:
             generation = self._generations[update.request_id]
-            generation.push(update)
+            kept = generation.push(update)
+            if kept < len(update.token_ids):
+                self.scheduler.roll_back(update, kept)
             if generation.stopped_by_string and update.finish_reason is None:
                 self.scheduler.finish(update.request_id, "stop")
             if generation.output is not None:
@@ -157,17 +163,25 @@ class Engine:
 
         Raises:
             PromptError, CapacityError: the prompt cannot be encoded or can never fit.
+            SamplingError: the parameters do not fit the model, or ask for n > 1, which is `stream`'s and `generate`'s.
         """
         self._require_open()
         token_ids = self._encoder.encode(prompt, f"prompt {index + 1}")
-        return self._queue(index, prompt, token_ids, params or self._default_params)
+        params = self._resolved(params or self._default_params)
+        if params.n > 1:
+            raise SamplingError(f"n = {params.n}: submit() queues one sequence; use stream() or generate(), or submit n times")
+        return self._queue(Place(index, index), prompt, token_ids, params)
 
-    def _queue(self, index: int, prompt: Prompt, token_ids: Sequence[int], params: SamplingParams) -> Generation:
+    def _resolved(self, params: object) -> SamplingParams:
+        params = _checked(params)
+        return params if self._resolver is None else self._resolver.resolve(params)
+
+    def _queue(self, place: Place, prompt: Prompt, token_ids: Sequence[int], params: SamplingParams) -> Generation:
         number = next(self._request_numbers)
-        params = with_seed(_checked(params), self._seed, number)
+        params = with_seed(params, self._seed, number)
         request = Request(f"request-{number}", token_ids, params, arrival_time=self._clock())
         speculates = self.scheduler.limits.num_speculative_tokens > 0
-        generation = Generation(index, prompt, request, self.tokenizer, speculates)
+        generation = Generation(place, prompt, request, self.tokenizer, speculates)
         self.scheduler.add(request)
         self._generations[request.request_id] = generation
         return generation
@@ -195,17 +209,19 @@ class Engine:
 
         Args:
             prompts: a text, a chat, token ids, or a list of these.
-            params: for all prompts, or one for each.
+            params: for all prompts, or one for each. A prompt with n > 1 becomes n requests, one behind the other.
         """
         self._require_open()
         several = as_prompt_list(prompts)
-        each = _params_of_each(params or self._default_params, len(several))
         # All prompts are encoded, and may be refused, before the first is queued: an error leaves nothing behind.
+        each = [self._resolved(one) for one in _params_of_each(params or self._default_params, len(several))]
         encoded = self._encoder.encode_all(several)
         generations: list[Generation] = []
         try:
-            for index, (prompt, token_ids) in enumerate(zip(several, encoded, strict=True)):
-                generations.append(self._queue(index, prompt, token_ids, each[index]))
+            for number, (prompt, token_ids) in enumerate(zip(several, encoded, strict=True)):
+                for sample, one in enumerate(samples_of(each[number])):
+                    place = Place(len(generations), number, sample)
+                    generations.append(self._queue(place, prompt, token_ids, one))
             yield from self._run(generations)
         finally:
             if not self._stopped:
@@ -224,7 +240,7 @@ class Engine:
     def generate(
         self, prompts: Prompt | Iterable[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[RequestOutput]:
-        """Outputs of all prompts, in their order. Arguments as `stream`."""
+        """Outputs of all prompts, in their order, the n sequences of a prompt one after the other. Arguments as `stream`."""
         outputs: dict[int, RequestOutput] = {}
         for event in self.stream(prompts, params):
             if event.output is not None:

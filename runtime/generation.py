@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from runtime.detokenizer import Detokenizer
+from runtime.logprobs import TokenLogprobs
 from runtime.plan import FinishReason, TokenUpdate
 from runtime.prompts import Prompt
 from runtime.report import RequestOutput, StreamEvent
@@ -13,37 +15,59 @@ from runtime.stop_strings import StopStrings
 from runtime.tokenizer import Tokenizer
 
 
+@dataclass(frozen=True)
+class Place:
+    """Which sequence of its call a generation is.
+
+    index    from 0: prompt by prompt, the n sequences of a prompt one after the other
+    prompt   of the prompt in its call, from 0
+    sample   among the n sequences of the prompt, from 0
+    """
+
+    index: int
+    prompt: int
+    sample: int = 0
+
+
 class Generation:
     """What the engine keeps of a request beside what the scheduler keeps.
 
     Attributes:
-        index: place of the prompt in its call, from 0.
+        place: which sequence of its call it is.
         events: what happened and was not yet handed to the caller.
         output: set once the request has ended.
     """
 
-    def __init__(self, index: int, prompt: Prompt, request: Request, tokenizer: Tokenizer, speculates: bool) -> None:
-        self.index = index
+    def __init__(self, place: Place, prompt: Prompt, request: Request, tokenizer: Tokenizer, speculates: bool) -> None:
+        self.place = place
         self.request = request
         self.events: list[StreamEvent] = []
         self.output: RequestOutput | None = None
         self._prompt = prompt
         self._speculates = speculates
         self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
         self._text: list[str] = []
         self._detokenizer = Detokenizer(tokenizer)
-        self._stops = StopStrings(request.params.stop)
+        self._stops = StopStrings(request.params.stop, include=request.params.include_stop_str_in_output)
 
     @property
     def stopped_by_string(self) -> bool:
         """A stop string has ended the text; the scheduler may not know yet."""
         return self._stops.matched is not None
 
-    def push(self, update: TokenUpdate) -> None:
-        """Take the tokens of one step. Behind a stop string nothing is kept, neither text nor tokens."""
+    def push(self, update: TokenUpdate) -> int:
+        """Take the tokens of one step. Behind a stop string nothing is kept: no text, no tokens, no logprobs, no count of them.
+
+        Returns:
+            How many of the tokens count; of a request that had ended before, all.
+        """
         if self.output is not None:
-            return
+            return len(update.token_ids)
         taken, text = self._take(update.token_ids)
+        self._logprobs += update.logprobs[: len(taken)]
+        if len(taken) < len(update.token_ids):
+            self.request.roll_back(update, len(taken))
         reason: FinishReason | None = "stop" if self.stopped_by_string else update.finish_reason
         if reason is not None:
             text += self._flush()
@@ -51,7 +75,8 @@ class Generation:
         if reason is not None:
             self.output = self._finished(reason)
         if taken or text or self.output is not None:
-            self.events.append(StreamEvent(self.index, text, tuple(taken), self.output))
+            self.events.append(self._event(text, taken, update.logprobs))
+        return len(taken)
 
     def _take(self, token_ids: Sequence[int]) -> tuple[list[int], str]:
         """Token by token, so that the tokens behind the one that completes a stop string are seen as such."""
@@ -74,8 +99,13 @@ class Generation:
             return ""
         return self._stops.push(self._detokenizer.flush()) + self._stops.flush()
 
+    def _event(self, text: str, taken: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> StreamEvent:
+        place = self.place
+        told = tuple(logprobs[: len(taken)])
+        return StreamEvent(place.index, text, tuple(taken), self.output, prompt=place.prompt, sample=place.sample, logprobs=told)
+
     def _finished(self, reason: FinishReason) -> RequestOutput:
-        times = self.request.times
+        times, params = self.request.times, self.request.params
         return RequestOutput(
             request_id=self.request.request_id,
             prompt=self._prompt,
@@ -86,4 +116,7 @@ class Generation:
             ttft_s=times.ttft_s,
             tpot_s=times.tpot_s,
             acceptance=self.request.acceptance if self._speculates else None,
+            sample=self.place.sample,
+            seed=params.seed if params.temperature > 0 else None,
+            logprobs=None if params.logprobs is None else tuple(self._logprobs),
         )

@@ -57,6 +57,14 @@ class AcceptanceStats:
             self.histogram[accepted] += 1
             self.num_draft_tokens += drafted
 
+    def shorten_step(self, drafted: int, accepted: int, kept: int) -> None:
+        """A step that was counted with `accepted` drafts kept only `kept` of them: the rest stood behind a stop string."""
+        if not 0 <= kept <= accepted or (drafted and not self.histogram[accepted]):
+            raise ValueError(f"drafted = {drafted}, accepted = {accepted}, kept = {kept}: no such step was counted")
+        if drafted:
+            self.histogram[accepted] -= 1
+            self.histogram[kept] += 1
+
     def merge(self, other: AcceptanceStats) -> None:
         """Add the counts of another object with the same k."""
         if other.num_speculative_tokens != self.num_speculative_tokens:

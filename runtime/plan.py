@@ -7,11 +7,14 @@ knows the exact value. What it says about prefill rows is HostExact, because a p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from runtime.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from runtime.logprobs import TokenLogprobs
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -77,6 +80,7 @@ class StepResult:
     num_sampled: Sequence[int]  # [R] 0 for a chunk inside the prefill, else 1 .. 1 + num_drafts[r]
     num_drafts: Sequence[int]  # [R] valid drafts that were verified; placeholders do not count
     finished: Sequence[int]  # [R] NOT_FINISHED, STOPPED_BY_TOKEN or STOPPED_BY_LENGTH
+    logprobs: Mapping[int, list[TokenLogprobs]] = field(default_factory=dict)  # by row: of its tokens, where they were asked for
 
     def tokens(self, index: int) -> list[int]:
         """Tokens that row `index` yielded."""
@@ -117,3 +121,5 @@ class TokenUpdate:
     request_id: str
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    num_drafts: int = 0  # valid drafts that the step verified for it
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each token, where the request asked for them

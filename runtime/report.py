@@ -5,11 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from runtime.metrics import AcceptanceStats, RequestTimes
 from runtime.plan import FinishReason
 from runtime.prompts import Prompt
+
+if TYPE_CHECKING:
+    from runtime.logprobs import TokenLogprobs
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,9 @@ class RequestOutput:
     ttft_s        seconds from the call to the first token, queueing included; None without a token
     tpot_s        seconds per token after the first; None below two tokens
     acceptance    of this request's drafts; None when nothing speculates
+    sample        which of the n sequences of its prompt it is, from 0
+    seed          of a sampled request: the same parameters with this seed give the same tokens; None for a greedy one
+    logprobs      of each token of token_ids; None when they were not asked for
     """
 
     request_id: str
@@ -33,9 +39,13 @@ class RequestOutput:
     ttft_s: float | None = None
     tpot_s: float | None = None
     acceptance: AcceptanceStats | None = None
+    sample: int = 0
+    seed: int | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The request's entry in `results`; `acceptance` is absent, not zero, when nothing speculates."""
+        """The request's entry in `results`; what does not apply (acceptance without speculation, seed of a greedy request, logprobs
+        that nobody asked for) is absent, not zero."""
         result: dict[str, Any] = {
             "prompt": self.prompt,
             "text": self.text,
@@ -44,6 +54,10 @@ class RequestOutput:
             "ttft_s": self.ttft_s,
             "tpot_s": self.tpot_s,
         }
+        if self.seed is not None:
+            result["sample"], result["seed"] = self.sample, self.seed
+        if self.logprobs is not None:
+            result["logprobs"] = [token.as_dict() for token in self.logprobs]
         if speculates(self.acceptance):
             result["acceptance"] = self.acceptance.as_dict()
         return result
@@ -53,21 +67,28 @@ class RequestOutput:
 class StreamEvent:
     """One step of one request: its new tokens and the text that they complete.
 
-    index     place of the request's prompt in the call, from 0
+    index     place of the request in the call, from 0: prompt by prompt, the n sequences of a prompt one after the other
     text      may be "" (half a character, or the possible beginning of a stop string, is held back)
     output    set on the last event of the request, whose `text` completes what came before
+    prompt    place of its prompt in the call, from 0
+    sample    which of the n sequences of that prompt it is, from 0
+    logprobs  of each of the tokens, where they were asked for
     """
 
     index: int
     text: str
     token_ids: tuple[int, ...] = ()
     output: RequestOutput | None = None
+    prompt: int = 0
+    sample: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class RunRecord:
     """Collects the events of one call, so that an interrupted run still has what was produced so far.
 
-    Times are seconds of one clock; all prompts count as arriving at `start`.
+    `prompts`: of each request of the call, so that one with n = 3 stands there three times. Times are seconds of one clock; all
+    prompts count as arriving at `start`.
     """
 
     def __init__(self, prompts: Sequence[Prompt], start: float) -> None:

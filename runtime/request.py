@@ -13,7 +13,7 @@ from enum import Enum
 
 from runtime.errors import PromptError
 from runtime.metrics import AcceptanceStats, RequestTimes
-from runtime.plan import FinishReason, ScheduledRow
+from runtime.plan import FinishReason, ScheduledRow, TokenUpdate
 from runtime.sampling import SamplingParams
 
 
@@ -142,6 +142,13 @@ class Request:
                 f"request {self.request_id!r}: num_scheduled = {self.num_scheduled} with nothing in flight, "
                 f"but it holds {self.num_tokens} tokens, so {self.num_tokens - 1} are computed"
             )
+
+    def roll_back(self, update: TokenUpdate, kept: int) -> None:
+        """Of the tokens of the last step, which came as `update`, only the first `kept` (at least one) are output: a stop string
+        ended there. The device has gone on; whoever calls this ends the request."""
+        dropped = len(update.token_ids) - kept
+        del self.output_token_ids[len(self.output_token_ids) - dropped :]
+        self.acceptance.shorten_step(update.num_drafts, len(update.token_ids) - 1, kept - 1)
 
     def _leave_slot(self, epoch: int) -> None:
         self.slot = None

@@ -21,6 +21,15 @@ def with_seed(params: SamplingParams, engine_seed: int, number: int) -> Sampling
     return replace(params, seed=derived_seed(engine_seed, number))
 
 
+def samples_of(params: SamplingParams) -> list[SamplingParams]:
+    """Parameters of each of the n sequences, with n = 1. A seed that was given is the first one's; the others are made of it."""
+    if params.n == 1:
+        return [params]
+    seed = params.seed
+    seeds = [None if seed is None else seed if sample == 0 else derived_seed(seed, sample) for sample in range(params.n)]
+    return [replace(params, n=1, seed=seed) for seed in seeds]
+
+
 def derived_seed(base: int, number: int) -> int:
     """A seed in 0..2**63 - 1 (SplitMix64 of the two numbers: neighbours share nothing)."""
     value = (base * 0xD1342543DE82EF95 + (number + 1) * 0x9E3779B97F4A7C15) & _MASK

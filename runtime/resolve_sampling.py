@@ -78,6 +78,6 @@ class ParamsResolver:
         stops = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)}
         if params.min_tokens > 0 and not left - stops:
             raise SamplingError(
-                f"min_tokens = {params.min_tokens}: every allowed id ends the request, so that none could be chosen before; allow an "
-                "id that does not, or set min_tokens to 0"
+                f"min_tokens = {params.min_tokens}: every allowed id ends the request, so that none could be chosen before; "
+                "allow an id that does not, or set min_tokens to 0"
             )

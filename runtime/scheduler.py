@@ -275,21 +275,27 @@ class Scheduler:
             token_ids = result.tokens(index)
             request.collect(row, token_ids, now)
             if row.samples:
-                updates.append(self._emit(request, token_ids, result.num_drafts[index], result.finished[index]))
+                updates.append(self._emit(request, token_ids, result, index))
         return updates
 
-    def _emit(self, request: Request, token_ids: list[int], num_drafts: int, finished: int) -> TokenUpdate:
+    def _emit(self, request: Request, token_ids: list[int], result: StepResult, index: int) -> TokenUpdate:
         # Accepted drafts are the emitted tokens - 1, at a stop inside the block as well (see AcceptanceStats).
+        num_drafts, finished = int(result.num_drafts[index]), int(result.finished[index])
         for stats in (request.acceptance, self.acceptance):
-            stats.add_step(int(num_drafts), len(token_ids) - 1)
+            stats.add_step(num_drafts, len(token_ids) - 1)
+        logprobs = result.logprobs.get(index, [])
         if finished == NOT_FINISHED:
-            return TokenUpdate(request.request_id, token_ids)
-        reason = _FINISH_REASONS[int(finished)]
+            return TokenUpdate(request.request_id, token_ids, None, num_drafts, logprobs)
+        reason = _FINISH_REASONS[finished]
         wanted = min(len(request.prompt_token_ids) + request.params.max_tokens, self.limits.max_model_len)
         if reason == "length" and wanted > self.max_model_len:
             self.counters.capacity_limited += 1
         self._queue.retire(request, reason)
-        return TokenUpdate(request.request_id, token_ids, reason)
+        return TokenUpdate(request.request_id, token_ids, reason, num_drafts, logprobs)
+
+    def roll_back(self, update: TokenUpdate, kept: int) -> None:
+        """A stop string ended a request inside a step: of the tokens of `update` only the first `kept` count in the totals."""
+        self.acceptance.shorten_step(update.num_drafts, len(update.token_ids) - 1, kept - 1)
 
     def check_integrity(self) -> None:
         """RuntimeError unless slots, blocks, queue order and frames in flight agree with each other."""

@@ -9,10 +9,15 @@ class StopStrings:
     """Passes text on, holds back what may be the beginning of a stop string, and cuts the text before the first one.
 
     `matched` is the stop string that was found, None until then.
+
+    Args:
+        stops: the strings.
+        include: cut behind the stop string instead of before it.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         self._stops = tuple(stops)
+        self._include = include
         self._held = ""
         self.matched: str | None = None
 
@@ -25,9 +30,9 @@ class StopStrings:
         # would find, so that neither the size of the pieces (a verified block, one token) nor the order of `stops` counts.
         hits = [(place + len(stop), place, stop) for stop in self._stops if (place := text.find(stop)) >= 0]
         if hits:
-            _, place, self.matched = min(hits)
+            end, place, self.matched = min(hits)
             self._held = ""
-            return text[:place]
+            return text[: end if self._include else place]
         keep = self._held_length(text)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from graphs.cpu_executor import CpuExecutor
 from runtime.engine import Engine
@@ -16,6 +17,7 @@ from runtime.report import RequestOutput
 from runtime.sampling import SamplingParams
 from runtime.virtual_device import VirtualDevice
 from tests.reference_forward import reference_logits
+from tests.reference_sampling import processed
 from tests.tiny_checkpoint import TinyModel, TinyShape, write_tiny_checkpoint
 
 EXECUTOR = CpuExecutor()  # shared: every kernel is compiled, or read from the disk cache, once in a process
@@ -54,28 +56,32 @@ class Reference:
 
     def __init__(self, model: TinyModel) -> None:
         self.model = model
-        self._next: dict[tuple[int, ...], int] = {}
+        self._logits: dict[tuple[int, ...], npt.NDArray[Any]] = {}
 
-    def next_token(self, tokens: tuple[int, ...]) -> int:
-        if tokens not in self._next:
-            logits = reference_logits(self.model.config, self.model.tensors, tokens)[-1]
-            best, second = np.sort(logits)[[-1, -2]]
-            # Rounding differs from kernel to kernel: a case whose winner is that close would prove nothing.
-            assert best - second > 1e-5, f"the reference is not sure of the token behind {tokens}: choose another prompt"
-            self._next[tokens] = int(np.argmax(logits))
-        return self._next[tokens]
+    def logits(self, tokens: tuple[int, ...]) -> npt.NDArray[Any]:
+        """[V] of the token behind `tokens`."""
+        if tokens not in self._logits:
+            self._logits[tokens] = reference_logits(self.model.config, self.model.tensors, tokens)[-1]
+        return self._logits[tokens]
+
+    def next_token(self, prompt: tuple[int, ...], output: tuple[int, ...], params: SamplingParams, stops: set[int]) -> int:
+        logits = processed(self.logits(prompt + output), prompt, output, params, stops)
+        best, second = np.sort(logits)[[-1, -2]]
+        # Rounding differs from kernel to kernel: a case whose winner is that close would prove nothing.
+        assert best - second > 1e-5, f"the reference is not sure of the token behind {prompt + output}: choose another prompt"
+        return int(np.argmax(logits))
 
     def generate(self, prompt: Sequence[int], params: SamplingParams, max_model_len: int) -> tuple[tuple[int, ...], str]:
         """(token ids, finish reason) without stop strings, which end text and not tokens."""
-        tokens = tuple(prompt)
+        prompt = tuple(prompt)
+        output: tuple[int, ...] = ()
         stops = {*params.stop_token_ids, *(() if params.ignore_eos else (EOS,))}
         while True:
-            tokens += (self.next_token(tokens),)
-            produced = len(tokens) - len(prompt)
-            if tokens[-1] in stops and produced >= params.min_tokens:
-                return tokens[len(prompt) :], "stop"
-            if produced == params.max_tokens or len(tokens) == max_model_len:
-                return tokens[len(prompt) :], "length"
+            output += (self.next_token(prompt, output, params, stops),)
+            if output[-1] in stops:
+                return output, "stop"
+            if len(output) == params.max_tokens or len(prompt) + len(output) == max_model_len:
+                return output, "length"
 
 
 def tiny_reference(folder: Path, shape: TinyShape | None = None) -> Reference:
