@@ -1,6 +1,6 @@
 # make run   set up .venv, then answer the prompt of configs/smollm2.yaml
 # make test  set up .venv, then run the tests
-# make lint  ruff and mypy          make parity  compare with transformers on the CPU
+# make lint  ruff and mypy          make parity  what needs PyTorch: comparison with transformers, training of drafters
 # make slow  what is too long for `make test`: the whole engine matrix, the soak of 20,000 steps
 # make gpu   tests that need a GPU, then benches on it alone; one table of results and figures last
 # make mutants  damage a copy of the sources in every known way: each damage must fail its test (docs/mutants.md)
@@ -28,7 +28,7 @@ lint: $(VENV)/.lint
 	$(BIN)/mypy
 
 parity: $(VENV)/.parity
-	$(BIN)/python -m pytest tests/parity -m parity
+	$(BIN)/python -m pytest tests/parity tests/test_train_smoke.py -m parity
 
 slow: $(VENV)/.test
 	$(BIN)/python -m pytest -m slow
@@ -55,7 +55,7 @@ $(VENV)/bin/python:
 $(VENV)/.run: extras = $(call with_cuda,)
 $(VENV)/.test: extras = $(if $(CUDA),$(CUDA),ptx)$(comma)test
 $(VENV)/.lint: extras = $(call with_cuda,lint)
-$(VENV)/.parity: extras = $(call with_cuda,test$(comma)parity)
+$(VENV)/.parity: extras = $(call with_cuda,test$(comma)parity$(comma)train)
 $(VENV)/.%: $(VENV)/bin/python pyproject.toml
 	@echo "make: installing draftgraph$(if $(extras),[$(extras)])$(if $(CUDA), for CUDA driver $(CUDA), (no CUDA driver found: CPU))"
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e '.$(if $(extras),[$(extras)])'
