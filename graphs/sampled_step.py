@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from graphs.arrays import SlotState, StepArrays
 from graphs.key import GraphKey
 from graphs.launch import Array, Launcher
 from graphs.logits_processing import record_counting, record_processing
-from graphs.sampling_state import RequestLists, SamplingScratch
-from kernels.head import best_of_stripes
+from graphs.sampling_state import DraftDistribution, RequestLists, SamplingScratch, VerificationScratch
+from kernels.degenerate import publish_degenerate
 from kernels.random import QUARTER, TILE
-from kernels.sample import race_stripes
+from kernels.reject import BLOCK, STANDARD, accept_drafts
+from kernels.reject_residual import emit_drawn, residual_stripes
+from kernels.reject_rows import sum_rows, sum_stripes
+from kernels.sample import pick_rows, race_stripes
+
+Verification = Literal["standard", "block"]
 
 TILES_PER_STRIPE = 8
 """Tiles of the vocabulary that one block goes over: more of them prune more, fewer of them fill a GPU at few rows."""
 
-MERGE_THREADS = 32
+ROW_THREADS = 32
+SUM_THREADS = 256
 
 
 def stripes_of(vocab_size: int) -> int:
@@ -23,56 +31,157 @@ def stripes_of(vocab_size: int) -> int:
 
 
 class Sampler:
-    """Records what stands between the target's logits and the accept walk.
+    """Records what stands between the target's logits and the end of a step.
 
-    With proposers that are certain of their drafts (one-hot q) verification is: draw the target's own token at every row, accept
-    while draft and token agree. A draft d is accepted with its probability p(d), and what stands in its place otherwise is drawn
-    from p without d: the rule `p > u q` with q = 1, whose random numbers are those of the token at that position. The text is
-    therefore the same with other drafts, or none.
+    Two ways to verify, by what is known of the drafts:
+
+    one-hot q   the proposer is certain of its drafts (prompt lookup, DFlash): the target's own token is drawn at every row, and
+                drafts are kept while they agree with it. A draft d is kept with probability p(d), and what stands in its place
+                otherwise is drawn from p without d: the rule `p > u q` with q = 1 and its residual, and no rule keeps more. The
+                random numbers are those of the tokens at their positions, so that the text is the same with other drafts, or none.
+    sparse q    the drafter drew its drafts from a distribution over a few candidates (DFlash2): standard or block verification,
+                with numbers of their own, and one more token from p or from the residual (kernels/reject.py).
 
     Args:
         logits: [J, V'], the target's, any storage type.
         scratch: arrays of the largest step.
         lists: what requests ask of single ids, by slot.
+        distribution: q of the drafts; None: one-hot.
+        verified: arrays that verification with a distribution needs; None without.
+        verification: how drafts with a distribution are verified.
     """
 
-    def __init__(self, logits: Array, scratch: SamplingScratch, lists: RequestLists) -> None:
+    def __init__(
+        self,
+        logits: Array,
+        scratch: SamplingScratch,
+        lists: RequestLists,
+        distribution: DraftDistribution | None = None,
+        verified: VerificationScratch | None = None,
+        verification: Verification = "standard",
+    ) -> None:
+        if (distribution is None) != (verified is None):
+            raise ValueError("distribution and verified belong together: pass both, or neither")
         self._logits = logits
         self.scratch = scratch
         self.lists = lists
+        self._distribution, self._verified = distribution, verified
+        self._verification = BLOCK if verification == "block" else STANDARD
 
-    def record(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays, num_logits: int) -> Array:
-        """Record logits -> the token of each logits row, int32 [J]."""
-        scratch = self.scratch
-        processed, stripes = scratch.processed[:num_logits], scratch.best_score.shape[0]
-        record_processing(launch, state, step, self.lists, scratch, self._logits, key.num_requests, num_logits)
+    @property
+    def has_distribution(self) -> bool:
+        """Whether `record_verification` is the way to verify, not the walk over `record_tokens`."""
+        return self._distribution is not None
+
+    def record_tokens(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays, num_logits: int) -> Array:
+        """Record logits -> the target's own token of each logits row, int32 [J]."""
+        scratch, live = self.scratch, step.inputs.num_logits
+        self._record_processing(launch, key, state, step, num_logits)
         launch.launch(
             race_stripes,
-            (num_logits, stripes),
+            (num_logits, scratch.best_score.shape[0]),
             QUARTER,
             scratch.best_score,
             scratch.best_column,
-            processed,
+            scratch.processed[:num_logits],
             state.sampling.temperature,
             state.sampling.seed,
             step.token_slot,
             step.positions,
             step.logits_indices,
             TILES_PER_STRIPE,
-            step.inputs.num_logits,
+            live,
         )
-        picks = scratch.picks[:num_logits]
-        launch.launch(
-            best_of_stripes,
-            num_logits,
-            MERGE_THREADS,
-            picks,
-            scratch.best_score,
-            scratch.best_column,
-            step.inputs.num_logits,
-        )
+        picks, best = scratch.picks[:num_logits], (scratch.best_score, scratch.best_column)
+        launch.launch(pick_rows, 1, ROW_THREADS, picks, scratch.degenerate[:num_logits], *best, live)
         return picks
 
-    def record_counting(self, launch: Launcher, key: GraphKey, step: StepArrays) -> None:
-        """Record the counts of what the step kept, which the next step's penalties read."""
-        record_counting(launch, step, self.lists, key.num_requests)
+    def record_verification(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays, num_logits: int) -> None:
+        """Record logits, drafts and their distribution -> step.sampled, num_sampled, num_drafts."""
+        assert self._distribution is not None
+        assert self._verified is not None
+        scratch, verified, drafts, rows = self.scratch, self._verified, self._distribution, key.num_requests
+        sampling, inputs = state.sampling, step.inputs
+        processed, indices = scratch.processed[:num_logits], step.logits_indices
+        idx_mapping, cu_num_logits = inputs.idx_mapping[:rows], inputs.cu_num_logits[: rows + 1]
+        self._record_processing(launch, key, state, step, num_logits)
+        stripes = scratch.best_score.shape[0]
+        sums = (verified.stripe_max, verified.stripe_sum, verified.stripe_column)
+        width = TILE * TILES_PER_STRIPE
+        launch.launch(sum_stripes, (num_logits, stripes), SUM_THREADS, *sums, processed, width, inputs.num_logits)
+        of_rows = (verified.log_sum, scratch.picks, scratch.degenerate, verified.uniforms)
+        where = (sampling.seed, step.token_slot, step.positions, indices, inputs.num_logits)
+        launch.launch(sum_rows, 1, ROW_THREADS, *of_rows, *sums, *where)
+        launch.launch(
+            accept_drafts,
+            rows,
+            ROW_THREADS,
+            verified.num_accepted,
+            verified.scale,
+            verified.residual,
+            step.num_drafts[:rows],
+            processed,
+            verified.log_sum,
+            scratch.picks,
+            verified.uniforms,
+            step.input_token_ids,
+            indices,
+            cu_num_logits,
+            drafts.ids,
+            drafts.probs,
+            sampling.temperature,
+            idx_mapping,
+            self._verification,
+            inputs.num_requests,
+        )
+        launch.launch(
+            residual_stripes,
+            (rows, stripes),
+            QUARTER,
+            scratch.best_score,
+            scratch.best_column,
+            processed,
+            verified.log_sum,
+            verified.num_accepted,
+            verified.scale,
+            verified.residual,
+            drafts.ids,
+            drafts.probs,
+            sampling.temperature,
+            sampling.seed,
+            step.positions,
+            indices,
+            cu_num_logits,
+            idx_mapping,
+            TILES_PER_STRIPE,
+            inputs.num_requests,
+        )
+        launch.launch(
+            emit_drawn,
+            1,
+            ROW_THREADS,
+            step.sampled[:rows],
+            step.num_sampled[:rows],
+            verified.num_accepted,
+            scratch.best_score,
+            scratch.best_column,
+            scratch.picks,
+            step.input_token_ids,
+            indices,
+            cu_num_logits,
+            inputs.num_requests,
+        )
+
+    def record_end(self, launch: Launcher, key: GraphKey, step: StepArrays) -> None:
+        """Record what follows the outcome: counts for the next step's penalties, and which tokens came from rows of nothing."""
+        rows, inputs = key.num_requests, step.inputs
+        record_counting(launch, step, self.lists, rows)
+        cu_num_logits = inputs.cu_num_logits[: rows + 1]
+        launch.launch(
+            publish_degenerate, 1, ROW_THREADS, step.outcome, self.scratch.degenerate, cu_num_logits, inputs.num_requests
+        )
+
+    def _record_processing(
+        self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays, num_logits: int
+    ) -> None:
+        record_processing(launch, state, step, self.lists, self.scratch, self._logits, key.num_requests, num_logits)

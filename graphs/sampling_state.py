@@ -62,4 +62,19 @@ class SamplingScratch:
     processed: Array  # float32 [J, V] logits after all processing; masked tokens are -inf
     best_score: Array  # float32 [S, J] of each stripe of the vocabulary
     best_column: Array  # int32 [S, J]
-    picks: Array  # int32 [J] the token drawn from each logits row
+    picks: Array  # int32 [J] the token of each logits row: drawn, or its argmax where verification draws another one
+    degenerate: Array  # int32 [J] 1 = nothing above -inf: the token stands for a row that has none
+
+
+@dataclass(frozen=True)
+class VerificationScratch:
+    """What verification of drafts with a distribution computes on its way."""
+
+    stripe_max: Array  # float32 [S, J]
+    stripe_sum: Array  # float32 [S, J]
+    stripe_column: Array  # int32 [S, J]
+    log_sum: Array  # float32 [J] p = exp(logit - log_sum)
+    uniforms: Array  # float32 [J] decide on the draft behind each row
+    num_accepted: Array  # int32 [N] by row
+    scale: Array  # float32 [N] by row, s of the residual max(s p - q, 0)
+    residual: Array  # int32 [N] by row, 1 = a draft was rejected

@@ -57,13 +57,18 @@ def record_step(
     """
     _record_inputs(launch, key, state, step, block_size, max_model_len)
     target.record(launch, state, step, key.num_tokens, num_logits)
-    tokens = target.row_argmax
-    if key.sampled:
-        assert sampler is not None, f"{key} needs a sampler"
-        tokens = sampler.record(launch, key, state, step, num_logits)
-    _record_accept(launch, key, tokens, state, step, synthetic_acceptance)
-    if key.sampled and sampler is not None:
-        sampler.record_counting(launch, key, step)
+    if not key.sampled:
+        _record_walk(launch, key, target.row_argmax, step, synthetic_acceptance)
+        _record_end(launch, key, state, step)
+        return
+    assert sampler is not None, f"{key} needs a sampler"
+    if sampler.has_distribution and synthetic_acceptance is None:
+        sampler.record_verification(launch, key, state, step, num_logits)
+    else:
+        tokens = sampler.record_tokens(launch, key, state, step, num_logits)
+        _record_walk(launch, key, tokens, step, synthetic_acceptance)
+    _record_end(launch, key, state, step)
+    sampler.record_end(launch, key, step)
 
 
 def _record_inputs(
@@ -122,22 +127,29 @@ def _record_inputs(
     )
 
 
-def _record_accept(
-    launch: Launcher, key: GraphKey, row_argmax: Array, state: SlotState, step: StepArrays, synthetic_acceptance: float | None
+def _record_walk(
+    launch: Launcher, key: GraphKey, tokens: Array, step: StepArrays, synthetic_acceptance: float | None
 ) -> None:
-    """Argmax rows -> accepted tokens -> lengths, history and stops on the device -> the outcome the host will collect."""
+    """The target's token of each logits row, and the drafts -> accepted tokens."""
     inputs, rows = step.inputs, key.num_requests
-    idx_mapping, query_start_loc = inputs.idx_mapping[:rows], inputs.query_start_loc[: rows + 1]
-    cu_num_logits, seq_lens = inputs.cu_num_logits[: rows + 1], step.seq_lens[:rows]
-    sampled, num_sampled = step.sampled[:rows], step.num_sampled[:rows]
-    num_rejected, num_drafts = step.num_rejected[:rows], step.num_drafts[:rows]
-    walk = (sampled, num_sampled, num_drafts, row_argmax, step.input_token_ids, step.logits_indices, cu_num_logits)
+    idx_mapping, cu_num_logits = inputs.idx_mapping[:rows], inputs.cu_num_logits[: rows + 1]
+    results = (step.sampled[:rows], step.num_sampled[:rows], step.num_drafts[:rows])
+    walk = (*results, tokens, step.input_token_ids, step.logits_indices, cu_num_logits)
     if synthetic_acceptance is None:
         launch.launch(accept_greedy, 1, ROW_THREADS, *walk, inputs.num_requests)
     else:
         threshold = round(synthetic_acceptance * SYNTHETIC_ONE)
         arguments = (*walk, idx_mapping, step.positions, threshold, inputs.num_requests)
         launch.launch(accept_synthetic, 1, ROW_THREADS, *arguments)
+
+
+def _record_end(launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:
+    """Accepted tokens -> lengths, history and stops on the device -> the outcome the host will collect."""
+    inputs, rows = step.inputs, key.num_requests
+    idx_mapping, query_start_loc = inputs.idx_mapping[:rows], inputs.query_start_loc[: rows + 1]
+    cu_num_logits, seq_lens = inputs.cu_num_logits[: rows + 1], step.seq_lens[:rows]
+    sampled, num_sampled = step.sampled[:rows], step.num_sampled[:rows]
+    num_rejected, num_drafts = step.num_rejected[:rows], step.num_drafts[:rows]
     launch.launch(
         sampled_rejected,
         1,

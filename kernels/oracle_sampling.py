@@ -244,3 +244,10 @@ def emit_drawn(width: int, num_accepted: Ints, tokens: Ints, input_ids: Ints, lo
             sampled[row, :accepted] = input_ids[logits_indices[base + 1 : base + 1 + accepted]]
             sampled[row, accepted] = tokens[row]
     return sampled, (num_accepted + 1).astype(np.int32)
+
+
+def publish_degenerate(outcome: Ints, degenerate: Ints, cu_num_logits: Ints, requests: int) -> Ints:
+    outcome = outcome.copy()
+    for row in range(requests):
+        outcome[0, row, 3] = degenerate[cu_num_logits[row] : cu_num_logits[row] + outcome[0, row, 0]].sum()
+    return outcome

@@ -279,9 +279,9 @@ def draft_inputs(
 
 
 def publish(outcome: Ints, sampled: Ints, num_sampled: Ints, num_drafts: Ints, finished: Ints, idx_mapping: Ints) -> Ints:
-    """outcome [1, N, 3 + W] with a row for each live row: num_sampled, num_drafts, finished of its slot, sampled."""
+    """outcome [1, N, 4 + W] with a row for each live row: num_sampled, num_drafts, finished of its slot, 0, sampled."""
     outcome = outcome.copy()
     for row, slot in enumerate(idx_mapping):
         ended = finished[slot] if 0 <= slot < len(finished) else 0
-        outcome[0, row] = [num_sampled[row], num_drafts[row], ended, *sampled[row]]
+        outcome[0, row] = [num_sampled[row], num_drafts[row], ended, 0, *sampled[row]]
     return outcome

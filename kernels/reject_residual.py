@@ -57,7 +57,7 @@ def residual_stripes(
     those of tokens that come from p.
 
     Launch: grid (R, S), threads over the columns of a tile (QUARTER). A block owns its stripes; barriers are reached by all its
-    threads. Capture safe. Oracle: oracle_sampling.residual_stripes.
+    threads. Capture safe. Oracle: oracle_sampling.residual_logits, then race_stripes of it.
     """
     scratch = cuda.shared.array(MAX_THREADS, f32)
     winner = cuda.shared.array(1, i32)

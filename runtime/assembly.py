@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from graphs.cpu_matmul import use_threads
-from graphs.sampled_step import Sampler
 from graphs.transformer import DecoderTarget
 from runtime.chat import ChatTemplate
 from runtime.checkpoint.checkpoint import Checkpoint, open_checkpoint
@@ -24,12 +23,11 @@ from runtime.errors import ConfigError, DeviceError
 from runtime.execution_arm import ExecutionArm, resolve_arm
 from runtime.kv_cache import BlockAllocator
 from runtime.mirror_policy import resolve_policy
-from runtime.models.sampling_scratch import allocate_sampling_scratch
+from runtime.models.sampling_scratch import build_sampler
 from runtime.models.scratch import allocate_scratch, build_ops
 from runtime.models.spec import ModelSpec
 from runtime.models.upload import kv_cache_bytes, streamed_bytes, upload_model
 from runtime.prompts import PromptEncoder
-from runtime.request_lists import allocate_request_lists
 from runtime.runner import Runner, RunnerOptions
 from runtime.sampling import MAX_STOP_TOKEN_IDS
 from runtime.scheduler import Scheduler, SchedulerLimits
@@ -106,11 +104,8 @@ def assemble(
             dot_folder=None if config.graphs.dot is None else Path(config.graphs.dot),
             synthetic_acceptance=config.speculator.synthetic_acceptance,
         )
-        sampler = Sampler(
-            target.scratch.logits,
-            allocate_sampling_scratch(device, sizes.num_logits, spec.vocab_size),
-            allocate_request_lists(device, sizes.max_num_seqs, spec.vocab_size),
-        )
+        drafts, verification = speculation.distribution, config.speculator.verification
+        sampler = build_sampler(device, target.scratch.logits, sizes, spec.vocab_size, drafts, verification)
         runner = Runner(device, target, speculation.proposer, sizes, policy, options, sampler=sampler)
         with bars("capturing graphs", "graphs") as advance:
             runner.capture(advance)

@@ -140,6 +140,7 @@ class SpeculatorConfig(Section):
     num_speculative_tokens: int = Field(default=4, ge=0, le=64)
     ngram_min: int = Field(default=1, ge=1)
     ngram_max: int = Field(default=4, ge=1)
+    verification: Literal["standard", "block"] = "standard"
     acceptance: Annotated[str, PlainValidator(_acceptance)] = "real"
 
     @property

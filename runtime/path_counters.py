@@ -17,6 +17,7 @@ class PathCounters:
         steps: by family of the target's graph.
         padded_rows: rows that were launched beyond the live ones, to fill up a captured size.
         sampled_steps: steps that took a sampled graph, by what a request in them asked for.
+        degenerate_tokens: tokens of sampled steps whose logits were all NaN or masked: they stand for nothing the model said.
         proposals: launches of a propose graph; one a step wherever something speculates.
         admissions: requests that entered a slot, those that came back after a preemption included.
         collected_late: outcomes that were waited for with a later step already launched: what the asynchronous arm does.
@@ -28,6 +29,7 @@ class PathCounters:
     steps: Counter[Family] = field(default_factory=Counter)
     padded_rows: int = 0
     sampled_steps: Counter[str] = field(default_factory=Counter)
+    degenerate_tokens: int = 0
     proposals: int = 0
     admissions: int = 0
     collected_late: int = 0

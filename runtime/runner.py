@@ -72,13 +72,18 @@ class RunnerOptions:
 class StepOutcome:
     """One step in flight. Its results cannot be had without waiting for its event, and only once."""
 
-    def __init__(self, plan: StepPlan, ring: OutcomeRing) -> None:
+    def __init__(self, plan: StepPlan, ring: OutcomeRing, paths: PathCounters) -> None:
         self.plan = plan
         self._ring = ring
+        self._paths = paths
 
     def collect(self) -> StepResult:
         """Block the host until this step's outcome has arrived: the one wait of a steady step."""
         rows = self._ring.collect(self.plan.step)[: len(self.plan.rows)].tolist()
+        degenerate = sum(row[3] for row in rows)
+        if degenerate:
+            self._paths.degenerate_tokens += degenerate
+            logger.warning("step %d: %d tokens stand for logits that are all NaN or masked", self.plan.step, degenerate)
         return StepResult(
             sampled=[row[OUTCOME_FIELDS:] for row in rows],
             num_sampled=[row[0] for row in rows],
@@ -224,7 +229,7 @@ class Runner:
             # In every arm: the step that ends a prefill already drafts for the first decode step.
             self._run(self._propose_key(key, self._bucket(len(plan.rows))))
             self.paths.proposals += 1
-        return StepOutcome(plan, self.buffers.outcomes)
+        return StepOutcome(plan, self.buffers.outcomes, self.paths)
 
     def trace_phases(self, phases: NoPhases) -> None:
         """Let `phases` hear where staging and launching begin; NO_PHASES ends it."""

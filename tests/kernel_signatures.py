@@ -65,6 +65,7 @@ SIGNATURES: dict[str, str] = {
     "accept_drafts": "i1 f1 i1 i1 f2 f1 i1 f1 i1 i1 i1 i3 f3 f1 i1 i i1",
     "residual_stripes": "f2 i2 f2 f1 i1 f1 i1 i3 f3 f1 i2 i1 i1 i1 i1 i i1",
     "emit_drawn": "i2 i1 i1 f2 i2 i1 i1 i1 i1 i1",
+    "publish_degenerate": "i3 i1 i1 i1",
     # logits processing
     "adjust_logits": "f2 f2 f1 f1 f1 f1 i2 i1 i2 f2 i1 i2 i1 i1 i1 i1 i1",
     "forbid_tokens": "f2 i2 i1 i1 i2 i1 i2 i2 i1 i1 i1 i1 i1",

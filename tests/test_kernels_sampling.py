@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from kernels import oracle_sampling as oracle
+from kernels.degenerate import publish_degenerate
 from kernels.lang import cuda, kernel, u32
 from kernels.random import (
     ROLE_ACCEPT,
@@ -70,7 +71,8 @@ def test_philox_gives_the_published_answers(launch: Launch) -> None:
     launch.run(write_words, out, counters.view(np.int32), keys.view(np.int32))
     np.testing.assert_array_equal(out, words)
     for i in range(3):
-        np.testing.assert_array_equal(oracle.philox(counters[i : i + 1].astype(np.uint64), (int(keys[i, 0]), int(keys[i, 1])))[0], words[i])
+        key = int(keys[i, 0]), int(keys[i, 1])
+        np.testing.assert_array_equal(oracle.philox(counters[i : i + 1].astype(np.uint64), key)[0], words[i])
 
 
 @kernel(writes=("out",))
@@ -374,3 +376,16 @@ def test_the_batch_of_these_tests_is_what_it_says() -> None:
     assert case.args["temperature"].shape == (SLOTS,)
     assert [bool(case.args["temperature"][slot] > 0) for slot in case.args["idx_mapping"][:4]] == [True, True, False, True]
     assert u32(3) == 3
+
+
+@every_launch
+def test_publish_degenerate(launch: Launch) -> None:
+    """Emitted tokens alone are counted: request 0 emits two of its four rows, the pad's outcome stays."""
+    outcome = np.full((1, 5, 8), -7, np.int32)
+    outcome[0, :4, 0] = 2, 0, 1, 4
+    degenerate = np.array([0, 1, 1, 1, 1, 1, 0, 1, 1, 0, 1, 0, 9], np.int32)
+    cu = np.array([0, 4, 5, 8, 12], np.int32)
+    args = {"outcome": outcome, "degenerate": degenerate, "cu_num_logits": cu, "num_requests": np.array([4], np.int32)}
+    expected = oracle.publish_degenerate(outcome, degenerate, cu, 4)
+    assert expected[0, :, 3].tolist() == [1, 0, 1, 2, -7]
+    launch.check(publish_degenerate, args, {"outcome": expected})

@@ -4,9 +4,32 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphs.sampled_step import stripes_of
-from graphs.sampling_state import SamplingScratch
+from graphs.launch import Array
+from graphs.sampled_step import Sampler, Verification, stripes_of
+from graphs.sampling_state import DraftDistribution, SamplingScratch, VerificationScratch
 from runtime.device import Device
+from runtime.request_lists import allocate_request_lists
+from runtime.step_buffers import StepSizes
+
+
+def build_sampler(
+    device: Device,
+    logits: Array,
+    sizes: StepSizes,
+    vocab_size: int,
+    drafts: DraftDistribution | None = None,
+    verification: Verification = "standard",
+) -> Sampler:
+    """The sampler of a target whose logits end up in `logits` [J, V'], with its arrays.
+
+    drafts: what the drafter draws from; None for one that is certain of its drafts.
+    """
+    slots = sizes.max_num_seqs
+    verified = None
+    if drafts is not None:
+        verified = allocate_verification_scratch(device, slots, sizes.num_logits, vocab_size)
+    scratch = allocate_sampling_scratch(device, sizes.num_logits, vocab_size)
+    return Sampler(logits, scratch, allocate_request_lists(device, slots, vocab_size), drafts, verified, verification)
 
 
 def allocate_sampling_scratch(device: Device, num_logits: int, vocab_size: int) -> SamplingScratch:
@@ -19,4 +42,20 @@ def allocate_sampling_scratch(device: Device, num_logits: int, vocab_size: int) 
         best_score=device.array("sample_best_score", (stripes, num_logits), np.float32),
         best_column=device.array("sample_best_column", (stripes, num_logits), np.int32),
         picks=device.array("sample_picks", (num_logits,), np.int32),
+        degenerate=device.array("sample_degenerate", (num_logits,), np.int32),
+    )
+
+
+def allocate_verification_scratch(device: Device, num_requests: int, num_logits: int, vocab_size: int) -> VerificationScratch:
+    """Arrays to verify drafts that come with a distribution."""
+    stripes = stripes_of(vocab_size)
+    return VerificationScratch(
+        stripe_max=device.array("sample_stripe_max", (stripes, num_logits), np.float32),
+        stripe_sum=device.array("sample_stripe_sum", (stripes, num_logits), np.float32),
+        stripe_column=device.array("sample_stripe_column", (stripes, num_logits), np.int32),
+        log_sum=device.array("sample_log_sum", (num_logits,), np.float32),
+        uniforms=device.array("sample_uniforms", (num_logits,), np.float32),
+        num_accepted=device.array("sample_num_accepted", (num_requests,), np.int32),
+        scale=device.array("sample_scale", (num_requests,), np.float32),
+        residual=device.array("sample_residual", (num_requests,), np.int32),
     )

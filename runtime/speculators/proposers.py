@@ -38,14 +38,14 @@ class Speculation:
     """Attributes:
     proposer: records the drafts of the next step; None without speculation.
     taps: what it reads of the target; None when it reads no hidden states.
-    distribution: what it draws its drafts from; None when it is certain of them.
     streamed_bytes: of weights that a proposal reads.
+    distribution: what it draws its drafts from; None when it is certain of them.
     """
 
     proposer: Proposer | None = None
     taps: TargetTaps | None = None
-    distribution: DraftDistribution | None = None
     streamed_bytes: int = 0
+    distribution: DraftDistribution | None = None
 
 
 class Speculator:
@@ -98,7 +98,7 @@ class Speculator:
             num_speculative_tokens=sizes.num_speculative_tokens,
             max_model_len=sizes.max_model_len,
         )
-        return Speculation(proposer, proposer.taps, draft_streamed_bytes(arrays))
+        return Speculation(proposer, proposer.taps, streamed_bytes=draft_streamed_bytes(arrays))
 
     def describe(self) -> dict[str, Any]:
         """What `draftgraph info` says."""

@@ -1,0 +1,22 @@
+"""Tokens that stand for rows of logits without a finite entry: never silent, because they mean a broken model or mask."""
+
+from __future__ import annotations
+
+from kernels.lang import cuda, i32, kernel
+
+
+@kernel(writes=("outcome",))
+def publish_degenerate(outcome, degenerate, cu_num_logits, num_requests):
+    """outcome[0, r, 3] = emitted tokens of request r that come from a logits row without a finite entry.
+
+    outcome int32 [1, N, 4 + W] in/out, behind `publish`: emitted tokens are counted in its first column.   degenerate int32 [J],
+    1 = such a row.   cu_num_logits int32 [R + 1].   num_requests int32 [1].
+
+    Launch: one thread a request row (grid 1, block 32); any grid and block is right. No barrier. Capture safe. Oracle:
+    kernels.oracle_sampling.publish_degenerate.
+    """
+    for row in range(cuda.grid(1), num_requests[0], cuda.gridsize(1)):
+        count = i32(0)
+        for i in range(outcome[0, row, 0]):
+            count += i32(degenerate[cu_num_logits[row] + i])
+        outcome[0, row, 3] = count
