@@ -49,9 +49,9 @@ MUTATIONS = (
             *_OTHER_IDS,
             Edit(
                 _STEP,
-                "    _record_accept(launch, key, target.row_argmax, state, step)\n",
-                "    _record_accept(launch, key, target.row_argmax, state, step)\n"
-                "    launch.copy(step.other_ids[: key.num_tokens], step.input_token_ids[: key.num_tokens])\n",
+                "        _record_walk(launch, key, target.row_argmax, step, synthetic_acceptance)\n",
+                "        _record_walk(launch, key, target.row_argmax, step, synthetic_acceptance)\n"
+                "        launch.copy(step.other_ids[: key.num_tokens], step.input_token_ids[: key.num_tokens])\n",
             ),
         ),
         gate="G2",
