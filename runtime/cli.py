@@ -14,6 +14,7 @@ import typer
 from runtime.cli_bench import bench
 from runtime.cli_compare import compare
 from runtime.cli_profile import profile
+from runtime.cli_records import records
 from runtime.cli_session import (
     INTERRUPTED,
     OPEN_GATE,
@@ -48,6 +49,7 @@ app = typer.Typer(
 app.command()(bench)
 app.command()(compare)
 app.command()(profile)
+app.command()(records)
 
 
 def _print_version(wanted: bool) -> None:

@@ -182,7 +182,7 @@ def test_the_trace_file_has_a_lane_for_host_and_device_and_an_arrow_a_replay() -
     profile = canned()
     events = chrome_trace(profile.passes)["traceEvents"]
     lanes = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert lanes == {"host", "GPU, stream 7"}
+    assert lanes == {"host", "GPU: compute (7)"}
     graph = [event for event in events if event["pid"] == 2]
     assert sum(event["ph"] == "s" for event in graph) == sum(event["ph"] == "f" for event in graph) == 10
     assert {"schedule", "stage", "launch", "collect", "detokenise", VERIFY} <= {event["name"] for event in graph}
@@ -227,13 +227,20 @@ def test_bars_are_cut_to_what_is_shown() -> None:
     begin, end = middle_steps(analysis, 3)
     assert end - begin == 300 * NS
     lanes = lanes_of(analysis, begin + 10 * NS, begin + 20 * NS)
-    assert [lane.name for lane in lanes] == ["host", "GPU, stream 7"]
+    assert [lane.name for lane in lanes] == ["host", "GPU: compute (7)"]
     assert all(begin + 10 * NS <= bar.start < bar.end <= begin + 20 * NS for lane in lanes for bar in lane.bars)
 
 
 @pytest.mark.parametrize(("length", "expected"), [(300, 50), (1000, 100), (5_300_000, 500_000), (12, 1)])
 def test_ticks_are_round(length: int, expected: int) -> None:
     assert tick_ns(length) == expected
+
+
+def test_the_node_pass_looks_at_the_middle_of_the_others() -> None:
+    whole, part = (session._workload(mode, [[1]], 200) for mode in (Mode.GRAPH, Mode.NODE))
+    assert (whole.warmup_steps, whole.steps, part.steps) == (10, 200, 30)
+    assert part.warmup_steps + part.steps / 2 == whole.warmup_steps + whole.steps / 2
+    assert session._workload(Mode.NODE, [[1]], 20) == session._workload(Mode.GRAPH, [[1]], 20)
 
 
 # --- the process of a pass

@@ -53,16 +53,32 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Axis:
-    """One thing that a gate demands. floor: in the unit of `value`; None = not declared."""
+    """One thing that a gate demands.
+
+    Attributes:
+        floor: in the unit of `value`; None = not declared.
+        failed: a verdict that says more than the two numbers, e.g. of a comparison. Never a pass.
+
+    Raises ValueError: `failed` would be one.
+    """
 
     name: str
     value: float | None
     floor: float | None
     detail: str
+    failed: Verdict | None = None
+
+    def __post_init__(self) -> None:
+        if self.failed is Verdict.SATISFIED:
+            raise ValueError(f"axis {self.name}: SATISFIED follows from value and floor, and is never given")
 
     @property
     def verdict(self) -> Verdict:
-        return Verdict.of(self.value, self.floor)
+        return self.failed or Verdict.of(self.value, self.floor)
+
+    def as_dict(self) -> dict[str, Any]:
+        values = {"name": self.name, "value": self.value, "floor": self.floor, "detail": self.detail}
+        return values | {"verdict": self.verdict.value}
 
     @classmethod
     def of_checks(cls, name: str, ledger: Ledger) -> Axis:
@@ -92,7 +108,7 @@ class GateReport:
             "gate": self.name,
             "title": self.title,
             "verdict": self.verdict.value,
-            "axes": [vars(axis) | {"verdict": axis.verdict.value} for axis in self.axes],
+            "axes": [axis.as_dict() for axis in self.axes],
             "findings": [vars(finding) | {"reproduce": reproduce(self.name, finding)} for finding in self.findings],
             "figures": self.figures,
         }

@@ -76,8 +76,13 @@ def streams(activities: Sequence[Activity]) -> list[str]:
 
 
 def stream_name(analysis: Analysis, stream: str) -> str:
-    where = "queue" if analysis.trace.mode is Mode.HOST else "GPU"
-    return f"{where}, stream {stream}"
+    """What a stream is for: replays run on `compute`; a device's own tools know streams by number only."""
+    if analysis.trace.mode is Mode.HOST:
+        return f"queue: {stream}"
+    kinds = {activity.kind for activity in analysis.trace.activities if activity.stream == stream}
+    if Kind.GRAPH in kinds or any(activity.graph for activity in analysis.trace.activities if activity.stream == stream):
+        return f"GPU: compute ({stream})"
+    return f"GPU: copy ({stream})" if kinds == {Kind.MEMCPY} else f"GPU: stream {stream}"
 
 
 def middle_steps(analysis: Analysis, count: int) -> tuple[int, int]:

@@ -106,7 +106,7 @@ def _right(record: Mapping[str, Any]) -> tuple[str, list[Row]]:
         rows = [(f"{name} us", float(count), str(count), "update") for name, count in gaps["histogram"].items() if count]
         busy = passes.get("graph", {}).get("busy_percent")
         note = f"; device busy at most {busy:.2f} %" if busy is not None else ""
-        return f"gaps between replays: how many of which length{note}", rows
+        return f"gaps between replays by length{note}", rows
     phases = record["host_phases_ms"]
     return "host, us a step (in collect the queued work runs)", [
         (name, ms * 1e3, f"{ms * 1e3:,.0f} us", name) for name, ms in phases.items() if name != "outside"
@@ -120,5 +120,5 @@ def _bars(axes: Any, title: str, rows: Sequence[Row]) -> None:
     axes.set_yticks(range(len(rows)), [name for name, *_ in rows], fontsize=9)
     axes.set_xticks([])
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.6 * max((value for _, value, *_ in rows), default=1.0))
+    axes.set_xlim(0, 2.1 * max((value for _, value, *_ in rows), default=1.0))
     axes.set_title(title, fontsize=11, loc="left")

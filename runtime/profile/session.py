@@ -60,9 +60,15 @@ def profile(
         return Profile({Mode.HOST: Analysis(run_pass(config, collector, workload, open_engine))})
     passes = {}
     for mode in PASSES[trace]:
-        count = min(steps or GPU_STEPS, NODE_STEPS) if mode is Mode.NODE else steps or GPU_STEPS
-        passes[mode] = Analysis(pass_in_child(config, mode, Workload(prompts, WARMUP_STEPS, count), quiet=quiet))
+        passes[mode] = Analysis(pass_in_child(config, mode, _workload(mode, prompts, steps or GPU_STEPS), quiet=quiet))
     return Profile(passes)
+
+
+def _workload(mode: Mode, prompts: Sequence[Prompt], steps: int) -> Workload:
+    """The window of the node pass is the middle of the others', so that its requests are as long, and attention as dear."""
+    if mode is not Mode.NODE or steps <= NODE_STEPS:
+        return Workload(prompts, WARMUP_STEPS, steps)
+    return Workload(prompts, WARMUP_STEPS + (steps - NODE_STEPS) // 2, NODE_STEPS)
 
 
 def pass_in_child(config: RunConfig, mode: Mode, workload: Workload, *, quiet: bool) -> Trace:

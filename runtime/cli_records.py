@@ -1,0 +1,37 @@
+"""`draftgraph records`: what was measured, whether it passed, and whether the sources have changed since."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from runtime.cli_session import exits
+
+
+def records(
+    folder: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="Folder of records; default docs/records.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Prints one JSON object instead of the table.")] = False,
+) -> None:
+    """Prints the records of measurements: verdicts, figures with their floors, and which of them are stale."""
+    with exits():
+        from runtime.records import RECORDS, read_records, render_records
+
+        found = read_records(folder or RECORDS)
+        if as_json:
+            values = [
+                {
+                    "file": path.name,
+                    "record": record.name,
+                    "date": record.date,
+                    "verdict": record.verdict.value,
+                    "stale": record.stale,
+                    "axes": [axis.as_dict() for axis in record.axes],
+                }
+                for path, record in found
+            ]
+            print(json.dumps({"records": values}, indent=2), flush=True)
+        else:
+            print(render_records(found), flush=True)

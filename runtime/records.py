@@ -1,0 +1,197 @@
+"""Records of measurements: YAML files that claim no more than their axes hold, and that know which sources they speak of.
+
+A record is refused when its verdict is not the one that its values and floors hold, or when its workload was changed later. It is
+stale when a source file that it names has changed since: the digest of the files decides, with or without git.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from runtime.config_file import read_yaml
+from runtime.errors import ConfigError
+from runtime.gates.verdict import Axis, GateReport, Verdict
+from runtime.machine import ROOT
+
+RECORDS = ROOT / "docs" / "records"
+STEP_SOURCES = (
+    "kernels/*.py",
+    "graphs/*.py",
+    "runtime/batch.py",
+    "runtime/cuda_*.py",
+    "runtime/engine.py",
+    "runtime/generation.py",
+    "runtime/landing.py",
+    "runtime/mirror*.py",
+    "runtime/models/*.py",
+    "runtime/plan.py",
+    "runtime/runner.py",
+    "runtime/scheduler.py",
+    "runtime/staging.py",
+    "runtime/step_buffers.py",
+)
+"""What decides how long a step takes."""
+
+_KEYS = ("record", "title", "date", "verdict", "axes", "workload", "fingerprint", "facts", "command", "sources", "digest")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One file.
+
+    Attributes:
+        name: what was measured, e.g. G4. verdict: the worst of the axes.
+        workload: everything that the figures depend on beside machine and sources; fingerprint: its digest.
+        facts: machine, versions, clocks, commit. sources: patterns below the repository's root; digest: of those files.
+    """
+
+    name: str
+    title: str
+    date: str
+    axes: tuple[Axis, ...]
+    workload: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    command: str
+    sources: tuple[str, ...]
+    digest: str
+
+    @classmethod
+    def of(
+        cls,
+        report: GateReport,
+        workload: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        command: str,
+        sources: Sequence[str] = STEP_SOURCES,
+    ) -> Record:
+        """The record of a report, dated now, of the sources as they are now."""
+        date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        return cls(
+            report.name, report.title, date, report.axes, workload, facts, command, tuple(sources), sources_digest(sources)
+        )
+
+    @property
+    def verdict(self) -> Verdict:
+        return GateReport(self.name, self.title, self.axes, (), {}).verdict
+
+    @property
+    def fingerprint(self) -> str:
+        return _digest(json.dumps(self.workload, sort_keys=True, default=str).encode())[:16]
+
+    @property
+    def stale(self) -> bool:
+        """A source file that the record speaks of has changed, appeared or gone since it was written."""
+        return sources_digest(self.sources) != self.digest
+
+    def write(self, folder: Path) -> Path:
+        """Into a new file of its own, named by date, record and workload. Raises ConfigError: it cannot be written."""
+        model = str(self.workload.get("model", "")).rpartition("/")[2].replace(":", "-")
+        stem = "-".join(filter(None, (self.date[:10], self.name.lower(), model)))
+        path, number = folder / f"{stem}.yaml", 1
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            while path.exists():
+                number += 1
+                path = folder / f"{stem}-{number}.yaml"
+            path.write_text(yaml.safe_dump(self._as_dict(), sort_keys=False, allow_unicode=True, width=120), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"record {path}: cannot be written: {error.strerror}") from error
+        return path
+
+    @classmethod
+    def read(cls, path: Path) -> Record:
+        """Raises ConfigError: keys are missing, or the file claims what it does not hold."""
+        values = read_yaml(path)
+        missing = [key for key in _KEYS if key not in values]
+        if missing:
+            raise ConfigError(f"record {path}: {', '.join(missing)}: missing; a record is written by `draftgraph gates --record`")
+        try:
+            axes = tuple(_axis(axis) for axis in values["axes"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"record {path}: axes: {error}; each has name, value, floor, verdict and detail") from error
+        record = cls(
+            values["record"],
+            values["title"],
+            str(values["date"]),
+            axes,
+            values["workload"],
+            values["facts"],
+            values["command"],
+            tuple(values["sources"]),
+            values["digest"],
+        )
+        if values["verdict"] != record.verdict.value:
+            raise ConfigError(f"record {path}: claims {values['verdict']}, and its axes hold {record.verdict.value}")
+        if values["fingerprint"] != record.fingerprint:
+            raise ConfigError(
+                f"record {path}: its workload was changed: fingerprint {record.fingerprint}, not {values['fingerprint']}"
+            )
+        return record
+
+    def _as_dict(self) -> dict[str, Any]:
+        return {
+            "record": self.name,
+            "title": self.title,
+            "date": self.date,
+            "verdict": self.verdict.value,
+            "axes": [axis.as_dict() for axis in self.axes],
+            "workload": dict(self.workload),
+            "fingerprint": self.fingerprint,
+            "facts": dict(self.facts),
+            "command": self.command,
+            "sources": list(self.sources),
+            "digest": self.digest,
+        }
+
+
+def read_records(folder: Path) -> list[tuple[Path, Record]]:
+    """Every record below `folder`, by name of file. Raises ConfigError: no such folder, or a file that is none."""
+    if not folder.is_dir():
+        raise ConfigError(f"records = {folder}: no such folder")
+    return [(path, Record.read(path)) for path in sorted(folder.glob("*.yaml"), key=lambda path: path.stem)]
+
+
+def sources_digest(patterns: Sequence[str], root: Path = ROOT) -> str:
+    """SHA-256 over the names and the contents of the files that match, in order of their names."""
+    files = sorted({path for pattern in patterns for path in root.glob(pattern) if path.is_file()})
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + _digest(path.read_bytes()).encode() + b"\0")
+    return digest.hexdigest()
+
+
+def render_records(records: Sequence[tuple[Path, Record]]) -> str:
+    """The table: a line an axis, its record's name and verdict in front of the first."""
+    if not records:
+        return "no records"
+    lines = []
+    for path, record in records:
+        stale = "   STALE: sources have changed since" if record.stale else ""
+        lines.append(f"{record.date[:10]}  {record.name}  {record.verdict.value}{stale}   {record.title}")
+        device = str(record.facts.get("device", "-")).split(",")[0]
+        lines.append(f"    {record.workload.get('model', '-')} on {device}, {path.name}")
+        width = max(len(axis.name) for axis in record.axes)
+        for axis in record.axes:
+            value = "-" if axis.value is None else f"{axis.value:.4g}"
+            floor = "-" if axis.floor is None else f"{axis.floor:.4g}"
+            lines.append(f"    {axis.name:{width}}  {value:>9}  floor {floor:>7}  {axis.verdict.value}: {axis.detail}")
+    return "\n".join(lines)
+
+
+def _axis(values: Mapping[str, Any]) -> Axis:
+    """An axis of a file. A comparison's own verdict stands as it is, for none of them is a pass."""
+    claimed = Verdict(values["verdict"])
+    own = claimed if claimed in (Verdict.UNDER_FLOOR, Verdict.TAUTOLOGICAL, Verdict.NOT_MEASURED, Verdict.OPEN_GAP) else None
+    return Axis(values["name"], values["value"], values["floor"], values["detail"], own)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,129 @@
+"""Records: what they claim, when they are refused, when they are stale."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from runtime import records
+from runtime.cli import app
+from runtime.errors import ConfigError
+from runtime.gates.verdict import Axis, GateReport, Verdict
+from runtime.records import Record, read_records, render_records, sources_digest
+
+BUSY = Axis("busy, graph mode", 98.5, 98.0, "percent of the window, an upper bound")
+UNDER = Axis("TPOT at concurrency 1", None, 0.02, "equal arms differ by up to 2.00 %", Verdict.UNDER_FLOOR)
+WORKLOAD = {"model": "random:tiny", "concurrency": 1, "steps": 200}
+FACTS = {"device": "NVIDIA H200, 132 SMs", "commit": "abc", "versions": {"numba": "0.61"}, "clocks": {"sm_mhz": 1980}}
+
+
+def record(*axes: Axis, **changes: Any) -> Record:
+    report = GateReport("G4", "the device does not wait for the host", axes or (BUSY,), (), {})
+    return replace(Record.of(report, WORKLOAD, FACTS, "draftgraph gates G4"), **changes)
+
+
+def rewritten(path: Path, **changes: Any) -> Path:
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | changes))
+    return path
+
+
+def test_a_record_survives_its_file(tmp_path: Path) -> None:
+    written = record(BUSY, UNDER)
+    path = written.write(tmp_path)
+    assert path.name == f"{written.date[:10]}-g4-random-tiny.yaml"
+    assert Record.read(path) == written
+    assert written.verdict is Verdict.UNDER_FLOOR
+    assert yaml.safe_load(path.read_text())["axes"][0]["verdict"] == "SATISFIED"
+
+
+def test_a_second_record_of_a_day_does_not_replace_the_first(tmp_path: Path) -> None:
+    first, second = record().write(tmp_path), record().write(tmp_path)
+    assert first != second
+    assert [path for path, _ in read_records(tmp_path)] == [first, second]
+
+
+@pytest.mark.parametrize(
+    ("axes", "claim"),
+    [
+        ((replace(BUSY, value=97.9),), "SATISFIED"),
+        ((replace(BUSY, floor=None),), "SATISFIED"),
+        ((replace(BUSY, value=None),), "SATISFIED"),
+        ((BUSY, UNDER), "SATISFIED"),
+        ((UNDER,), "RECORDED, no floor declared"),
+    ],
+)
+def test_a_claim_that_the_axes_do_not_hold_is_refused(tmp_path: Path, axes: tuple[Axis, ...], claim: str) -> None:
+    path = rewritten(record(*axes).write(tmp_path), verdict=claim)
+    with pytest.raises(ConfigError, match=f"claims {claim}, and its axes hold"):
+        Record.read(path)
+
+
+def test_an_axis_cannot_be_given_a_pass(tmp_path: Path) -> None:
+    path = record(replace(BUSY, value=50.0)).write(tmp_path)
+    values = yaml.safe_load(path.read_text())
+    values["axes"][0]["verdict"] = "SATISFIED"
+    rewritten(path, axes=values["axes"], verdict="SATISFIED")
+    with pytest.raises(ConfigError, match="its axes hold OPEN GAP"):
+        Record.read(path)
+    with pytest.raises(ValueError, match="never given"):
+        Axis("x", 1.0, 2.0, "", Verdict.SATISFIED)
+
+
+def test_a_workload_that_was_changed_is_refused(tmp_path: Path) -> None:
+    path = rewritten(record().write(tmp_path), workload=WORKLOAD | {"concurrency": 8})
+    with pytest.raises(ConfigError, match="its workload was changed"):
+        Record.read(path)
+
+
+def test_missing_keys_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("record: G4\n")
+    with pytest.raises(ConfigError, match="title, date, verdict"):
+        Record.read(path)
+    with pytest.raises(ConfigError, match="no such folder"):
+        read_records(tmp_path / "b")
+
+
+def test_a_record_is_stale_once_a_source_changes_appears_or_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = tmp_path / "kernels"
+    sources.mkdir()
+    (sources / "a.py").write_text("x = 1\n")
+    patterns = ("kernels/*.py",)
+    monkeypatch.setattr(records, "sources_digest", lambda patterns: sources_digest(patterns, tmp_path))
+    fresh = record(sources=patterns, digest=sources_digest(patterns, tmp_path))
+    assert not fresh.stale
+    (tmp_path / "other.py").write_text("")
+    assert not fresh.stale
+    (sources / "a.py").write_text("x = 2\n")
+    assert fresh.stale
+    (sources / "a.py").write_text("x = 1\n")
+    assert not fresh.stale
+    (sources / "b.py").write_text("")
+    assert fresh.stale
+    (sources / "b.py").unlink()
+    (sources / "a.py").rename(sources / "c.py")
+    assert fresh.stale
+
+
+def test_the_table_shows_verdicts_figures_and_staleness(tmp_path: Path) -> None:
+    record(BUSY, UNDER).write(tmp_path)
+    record(sources=("kernels/*.py",), digest="0" * 64).write(tmp_path)
+    text = render_records(read_records(tmp_path))
+    assert text.count("STALE") == 1
+    assert "98.5  floor      98  SATISFIED" in text
+    assert "UNDER THE FLOOR: equal arms differ" in text
+    result = CliRunner().invoke(app, ["records", str(tmp_path)])
+    assert result.exit_code == 0
+    assert result.stdout.rstrip("\n") == text
+    values = json.loads(CliRunner().invoke(app, ["records", str(tmp_path), "--json"]).stdout)
+    assert [entry["stale"] for entry in values["records"]] == [False, True]
+
+
+def test_the_records_of_the_repository_can_be_read() -> None:
+    render_records(read_records(records.RECORDS))
