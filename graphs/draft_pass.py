@@ -55,8 +55,10 @@ class Joins(Protocol):
         """scratch.residual -> norm with `gain` -> convolution."""
         ...
 
-    def next(self, run: DraftPass, done: DraftConvArrays | None, gain: Array, conv: DraftConvArrays | None) -> Array:
-        """scratch.projected -> convolution `done` -> residual -> norm with `gain` -> convolution `conv`."""
+    def next(self, run: DraftPass, place: int, done: DraftConvArrays | None, gain: Array, conv: DraftConvArrays | None) -> Array:
+        """scratch.projected -> convolution `done` -> residual -> norm with `gain` -> convolution `conv`, behind sublayer number
+        `place`, from 1 on. Behind the last one, where `conv` is None in either version, the result is in scratch.normed.
+        """
         ...
 
 
@@ -75,7 +77,7 @@ class PlainJoins:
         run.launch.launch(rms_norm, run.count, threads, normed, residual, gain, eps, run.live)
         return self._before(run, conv)
 
-    def next(self, run: DraftPass, done: DraftConvArrays | None, gain: Array, conv: DraftConvArrays | None) -> Array:
+    def next(self, run: DraftPass, place: int, done: DraftConvArrays | None, gain: Array, conv: DraftConvArrays | None) -> Array:
         scratch, count, eps = run.scratch, run.count, run.arrays.shape.rms_norm_eps
         normed, residual, added = scratch.normed[:count], scratch.residual[:count], scratch.projected[:count]
         if done is not None:

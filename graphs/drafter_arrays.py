@@ -51,6 +51,8 @@ class DraftLayerArrays:
     down: Array  # [H, I]
     attention_conv: DraftConvArrays | None
     mlp_conv: DraftConvArrays | None
+    k_cache: Array  # [blocks, block_size, nkv, hd]: its part of the cache
+    v_cache: Array  # [blocks, block_size, nkv, hd]
     window: int  # positions, 0 = none
     causal: bool
 

@@ -164,13 +164,13 @@ class DFlashProposer:
             launch.matmul(projected, scratch.attention[:count], layer.out, live)
             if layer.out_bias is not None:
                 launch.launch(add_bias, count, THREADS, projected, layer.out_bias, live)
-            x = joins.next(run, layer.attention_conv, layer.post_norm, layer.mlp_conv)
+            x = joins.next(run, 2 * index + 1, layer.attention_conv, layer.post_norm, layer.mlp_conv)
             launch.matmul(gate_up, x, layer.gate_up, live)
             launch.launch(swiglu, (count, -(-activated.shape[1] // THREADS)), THREADS, activated, gate_up, live)
             launch.matmul(projected, activated, layer.down, live)
             last = index + 1 == len(arrays.layers)
             gain = arrays.final_norm if last else arrays.layers[index + 1].input_norm
-            x = joins.next(run, layer.mlp_conv, gain, None if last else arrays.layers[index + 1].attention_conv)
+            x = joins.next(run, 2 * index + 2, layer.mlp_conv, gain, None if last else arrays.layers[index + 1].attention_conv)
 
     def record_pick(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:
         """scratch.normed -> drafts of the rows that have just committed tokens."""

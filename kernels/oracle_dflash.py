@@ -185,9 +185,9 @@ def top_candidates(
     ids, values, count = ids.copy(), values.copy(), ids.shape[1]
     for row in range(num_rows[0]):
         numbers = np.flatnonzero(~np.isnan(logits[row, :vocab_size]))
-        best = numbers[np.argsort(-logits[row, numbers], kind="stable")][:count]
+        columns = numbers[np.argsort(-logits[row, numbers], kind="stable")][:count]
         ids[row], values[row] = 0, -np.inf
-        ids[row, : len(best)], values[row, : len(best)] = best, logits[row, best]
+        ids[row, : len(columns)], values[row, : len(columns)] = columns, logits[row, columns]
     return ids, values
 
 
@@ -245,3 +245,87 @@ def store_drafts(
     return drafts, counts
 
 
+
+
+def _conv(x: Floats, base_kernel: Floats, delta: Floats, side: int, queries: int) -> npt.NDArray[np.float64]:
+    everything = np.array([len(x)], np.int32)
+    return block_conv(np.zeros_like(x), x, base_kernel, delta, side, queries, everything).astype(np.float64)
+
+
+def _joined(
+    residual: Floats, added: Floats, done_kernel: Floats, done_delta: Floats, joins: int, queries: int, live: int
+) -> npt.NDArray[np.float64]:
+    total = residual[:live].astype(np.float64)
+    return total + _conv(added[:live], done_kernel, done_delta[:live], 1, queries) if joins else total
+
+
+def _normed(x: npt.NDArray[np.float64], gain: Floats, eps: float) -> npt.NDArray[np.float64]:
+    return np.asarray(x / np.sqrt((x**2).mean(axis=1, keepdims=True) + eps) * gain)
+
+
+def join_conv(
+    total: Floats,
+    out: Floats,
+    delta: Floats,
+    residual: Floats,
+    added: Floats,
+    done_kernel: Floats,
+    done_delta: Floats,
+    gain: Floats,
+    base_kernel: Floats,
+    projection: Floats,
+    eps: float,
+    joins: int,
+    queries: int,
+    num_requests: Integers,
+) -> dict[str, Floats]:
+    """Every output of the kernel by name."""
+    total, out, delta, live = total.copy(), out.copy(), delta.copy(), num_requests[0] * queries
+    total[:live] = _joined(residual, added, done_kernel, done_delta, joins, queries, live)
+    normed = _normed(_joined(residual, added, done_kernel, done_delta, joins, queries, live), gain, eps)
+    delta[:live] = normed @ projection.T.astype(np.float64)
+    out[:live] = _conv(normed.astype(np.float32), base_kernel, delta[:live], 0, queries)
+    return {"total": total, "out": out, "delta": delta}
+
+
+def join_norm(
+    out: Floats,
+    residual: Floats,
+    added: Floats,
+    done_kernel: Floats,
+    done_delta: Floats,
+    gain: Floats,
+    eps: float,
+    queries: int,
+    num_tokens: Integers,
+) -> Floats:
+    result, live = out.copy(), num_tokens[0]
+    result[:live] = _normed(_joined(residual, added, done_kernel, done_delta, 1, queries, live), gain, eps)
+    return result
+
+
+def block_attend(
+    out: Floats,
+    query: Floats,
+    own_keys: Floats,
+    own_values: Floats,
+    k_cache: Floats,
+    v_cache: Floats,
+    block_tables: Integers,
+    idx_mapping: Integers,
+    context_lens: Integers,
+    block_lens: Integers,
+    num_heads: int,
+    window: int,
+    causal: int,
+    scale: float,
+    num_requests: Integers,
+) -> Floats:
+    """`block_attention` of what that kernel would find in `qkv` and in one layer of its cache."""
+    requests, queries, kv_heads, head_dim = own_keys.shape
+    own = np.concatenate([own_keys, own_values], axis=2).reshape(requests * queries, 2 * kv_heads * head_dim)
+    qkv = np.concatenate([query, own], axis=1)
+    live = np.array([num_requests[0] * queries], np.int32)
+    cache = np.stack([k_cache, v_cache])[None]
+    where = (block_tables, idx_mapping, context_lens, block_lens)
+    return block_attention(out, qkv, cache, *where, 0, num_heads, window, causal, scale, live)

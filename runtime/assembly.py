@@ -23,11 +23,13 @@ from runtime.errors import ConfigError, DeviceError
 from runtime.execution_arm import ExecutionArm, resolve_arm
 from runtime.kv_cache import BlockAllocator
 from runtime.mirror_policy import resolve_policy
-from runtime.models.sampling_scratch import build_sampler
+from runtime.models.choose_ops import OpsChooser
+from runtime.models.sampling_scratch import build_logprobs, build_sampler
 from runtime.models.scratch import allocate_scratch, build_ops
 from runtime.models.spec import ModelSpec
 from runtime.models.upload import kv_cache_bytes, streamed_bytes, upload_model
 from runtime.prompts import PromptEncoder
+from runtime.resolve_sampling import ParamsResolver
 from runtime.runner import Runner, RunnerOptions
 from runtime.sampling import MAX_STOP_TOKEN_IDS
 from runtime.scheduler import Scheduler, SchedulerLimits
@@ -87,12 +89,17 @@ def assemble(
             block_size=sizes.block_size,
         )
         with (bars if speculator.drafter else silent_bar)("loading drafter", "bytes") as advance:
-            speculation = speculator.build(device, model, sizes, blocks.num_blocks, advance)
+            speculation = speculator.build(
+                device, model, sizes, blocks.num_blocks, advance, on_gpu=kind == "cuda", choice=config.graphs.ops
+            )
+        scratch = allocate_scratch(device, spec, sizes, dtype)
+        chooser = OpsChooser(device, model, scratch) if kind == "cuda" else None
+        choice, numerics = config.graphs.ops, config.numerics
         ops, chosen = build_ops(
-            device, spec, sizes, dtype, on_gpu=kind == "cuda", choice=config.graphs.ops, numerics=config.numerics
+            device, spec, sizes, dtype, on_gpu=kind == "cuda", choice=choice, numerics=numerics, chooser=chooser
         )
         logger.info("operations: %s", chosen)
-        target = DecoderTarget(model, allocate_scratch(device, spec, sizes, dtype), speculation.taps, ops)
+        target = DecoderTarget(model, scratch, speculation.taps, ops)
         eos = checkpoint.tokenizer.eos_token_ids
         options = RunnerOptions(
             steps_in_flight=arm.steps_in_flight,
@@ -106,7 +113,8 @@ def assemble(
         )
         drafts, verification = speculation.distribution, config.speculator.verification
         sampler = build_sampler(device, target.scratch.logits, sizes, spec.vocab_size, drafts, verification)
-        runner = Runner(device, target, speculation.proposer, sizes, policy, options, sampler=sampler)
+        logprobs = build_logprobs(device, target.scratch.logits, sizes, spec.vocab_size)
+        runner = Runner(device, target, speculation.proposer, sizes, policy, options, sampler=sampler, logprobs=logprobs)
         with bars("capturing graphs", "graphs") as advance:
             runner.capture(advance)
     except BaseException:
@@ -120,6 +128,7 @@ def assemble(
         synthetic_acceptance=config.speculator.synthetic_acceptance,
     )
     description = _describe(config, spec, sizes, blocks, f"{kind}: {device.description} ({reason})", dtype, arm, speculator)
+    description["model"]["operations"] = chosen
     description["model"]["streamed_bytes"] = streamed_bytes(model)
     description["speculator"]["streamed_bytes"] = speculation.streamed_bytes
     if config.speculator.synthetic_acceptance is not None:
@@ -136,6 +145,7 @@ def assemble(
         steps_ahead=arm.steps_ahead,
         description=description,
         seed=config.seed,
+        resolver=ParamsResolver(tokenizer, spec.vocab_size, eos),
     )
 
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from graphs.drafter_arrays import DraftArrays
 from graphs.key import GraphKey
 from graphs.propose_dflash import DFlashProposer
+from runtime.speculators.dflash_ops import build_draft_ops
 from runtime.speculators.dflash_upload import allocate_draft_scratch, upload_drafter
 from runtime.speculators.dflash_weights import DraftCheckpoint
 from runtime.step_buffers import StepSizes
@@ -61,9 +62,12 @@ class Rig:
 
     Args:
         k: drafts.
+        fused: take the fused forms where they fit.
     """
 
-    def __init__(self, model: TinyModel, drafter: TinyDrafter, requests: Sequence[Request], *, k: int) -> None:
+    def __init__(
+        self, model: TinyModel, drafter: TinyDrafter, requests: Sequence[Request], *, k: int, fused: bool = False
+    ) -> None:
         self.requests, self.k = requests, k
         tensors = model.tensors
         embed = tensors["model.embed_tokens.weight"]
@@ -90,6 +94,9 @@ class Rig:
         # A store of NaN (the features of rejected rows) must show as well.
         self.device.upload(self.arrays.cache, np.full(self.arrays.cache.shape, UNWRITTEN, np.float32))
         self.scratch = allocate_draft_scratch(self.device, self.spec, self.sizes)
+        self.ops = build_draft_ops(
+            self.device, self.spec, self.sizes, self.scratch, "float32", on_gpu=False, choice="fused" if fused else "plain"
+        )
         rng = np.random.default_rng(2)
         self.tables = rng.permutation(SLOTS * self.sizes.blocks_per_slot).reshape(SLOTS, -1).astype(np.int32)
         self.state, self.step = self._arrays()
@@ -116,7 +123,12 @@ class Rig:
         """The recorder, over the first `num_layers` draft layers alone."""
         arrays = replace(self.arrays, layers=self.arrays.layers[:num_layers], **changes)
         return DFlashProposer(
-            arrays, self.scratch, self.spec.target_layer_ids, num_speculative_tokens=self.k, max_model_len=MAX_MODEL_LEN
+            arrays,
+            self.scratch,
+            self.spec.target_layer_ids,
+            num_speculative_tokens=self.k,
+            max_model_len=MAX_MODEL_LEN,
+            ops=self.ops,
         )
 
     def append(self, chunk: int) -> None:

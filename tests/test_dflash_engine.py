@@ -107,6 +107,13 @@ def test_batches(check: Callable[..., int], name: str, k: int, count: int) -> No
     check(name, k, arrivals, scheduler__max_num_seqs=3, scheduler__max_num_batched_tokens=max(12, k + 1))
 
 
+@pytest.mark.parametrize("name", SHAPES)
+def test_fused_forms_in_a_batch(check: Callable[..., int], name: str) -> None:
+    arrivals = tuple(arrival(3 + 5 * number, 12 + number, step=number // 3, seed=number) for number in range(4))
+    sizes = {"scheduler__max_num_seqs": 3, "scheduler__max_num_batched_tokens": 12}
+    check(name, 5, arrivals, graphs__ops="fused", schedule="random", **sizes)
+
+
 def test_drafts_are_accepted_now_and_then(check: Callable[..., int]) -> None:
     """Without acceptance every step would be the same step."""
     assert sum(check(name, 7, (arrival(9, 40), arrival(4, 40, seed=5))) for name in SHAPES) > 20
@@ -238,7 +245,7 @@ def test_untapped_targets_launch_what_they_launched_before(
     for settings in ({}, {"speculator__method": "dflash", "speculator__draft_source": str(drafters["v1"][0].path)}):
         with open_tiny(reference.model.path, **settings) as engine:
             library = engine.runner.library  # type: ignore[attr-defined]
-            steps = {key: trace for key, trace in library.traces.items() if key.family != "propose"}
+            steps = {key: trace for key, trace in library.traces.items() if key.family in ("mixed", "decode", "verify")}
             nodes.append({str(key): [node.name for node in trace.nodes] for key, trace in steps.items()})
     plain, tapped = nodes
     for key, names in plain.items():

@@ -152,3 +152,23 @@ def test_the_reference_depends_on_every_part(rig: Callable[[str], Rig], name: st
 def test_an_argmax_over_a_dflash2_checkpoint_is_refused(rig: Callable[[str], Rig]) -> None:
     with pytest.raises(ValueError, match="DFlash2 checkpoint without its candidate selector"):
         rig("v2").proposer(selector=None)
+
+
+FUSED = ("full", "sliding-both-ways", "mixed-by-default", "mixed-causal", "biases", "v2", "v2-sliding-both-ways")
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_forms_yield_the_same(model: TinyModel, tmp_path: Path, name: str) -> None:
+    """Context split over blocks, joins in one launch: hidden states, logits and drafts of the reference again, twice in a row."""
+    subject = Rig(model, write_tiny_drafter(tmp_path, TARGET, SHAPES[name]), random_requests(VOCAB_SIZE), k=K, fused=True)
+    subject.append_all()
+    for _ in range(2):
+        subject.proposer().record(subject.stream, subject.key, subject.state, subject.step)
+        drafts = subject.read("draft_tokens")
+        for row, request in enumerate(subject.requests):
+            stages = subject.expected(row)
+            check(subject.block_rows("normed", row), stages.hidden, f"hidden states of request {row}")
+            check(subject.read("logits")[row * K : (row + 1) * K], stages.logits[1:], f"logits of request {row}")
+            assert tuple(drafts[request.slot].tolist()) == tuple(stages.drafts)
+    written = (subject.device.download(subject.arrays.cache) != UNWRITTEN).any(axis=(0, 1, 4, 5))
+    assert written.sum() == sum(request.anchor_at for request in subject.requests)

@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import oracle_dflash as oracle
+from kernels.block_attend import CHUNK_KEYS, block_attend
 from kernels.block_attention import block_attention
 from kernels.block_conv import block_conv
 from kernels.block_inputs import block_inputs
+from kernels.block_join import join_conv, join_norm
 from kernels.candidates import tile_maxima, tiles_of, top_candidates
 from kernels.context_cells import context_cells
 from kernels.context_store import store_context
@@ -185,6 +187,101 @@ def test_block_attention_across_chunks_of_keys(launch: Launch, context: int) -> 
     launch.check(block_attention, args, {"out": oracle.block_attention(**args)}, rtol=1e-4, atol=1e-5)
 
 
+def attend_case(
+    storage: str,
+    head_dim: int,
+    num_heads: int,
+    queries: int,
+    contexts: tuple[int, int],
+    lengths: tuple[int, int],
+    window: int,
+    causal: int,
+) -> dict:
+    """Two requests and a pad; pages and own keys that nobody may read are NaN."""
+    kv_heads, block_size, slots = 2, 16, 3
+    blocks = 12
+    tables = np.random.default_rng(5).permutation(slots * blocks).reshape(slots, blocks).astype(np.int32)
+    caches = floats(31, 2, slots * blocks, block_size, kv_heads, head_dim)
+    idx_mapping = integers(2, 0, -1)
+    seen = np.zeros((slots * blocks, block_size), bool)
+    for slot, context in zip(idx_mapping, contexts, strict=False):
+        at = np.arange(context)
+        seen[tables[slot, at // block_size], at % block_size] = True
+    caches[:, ~seen] = np.nan
+    own = floats(32, 2, 3, queries, kv_heads, head_dim)
+    for row, length in enumerate((*lengths, 0)):
+        own[:, row, length:] = np.nan
+    tiles = -(-queries * num_heads // kv_heads // 16)
+    chunks = 1 + -(-max(contexts) // CHUNK_KEYS)
+    return {
+        "out": out_of(storage, 3 * queries, num_heads * head_dim),
+        "totals": untouched(chunks, 3 * queries, num_heads, head_dim),
+        "stats": untouched(chunks, 3 * queries, num_heads, 2),
+        "arrivals": np.zeros((3, kv_heads, tiles), np.int32),
+        "query": stored(poisoned(floats(33, 3 * queries, num_heads * head_dim), 2 * queries), storage),
+        "own_keys": stored(own[0], storage),
+        "own_values": stored(own[1], storage),
+        "own_table": np.arange(3, dtype=np.int32).reshape(3, 1),
+        "k_cache": stored(caches[0], storage),
+        "v_cache": stored(caches[1], storage),
+        "block_tables": tables,
+        "idx_mapping": idx_mapping,
+        "context_lens": integers(*contexts, 0),
+        "block_lens": integers(*lengths, 0),
+        "num_heads": num_heads,
+        "window": window,
+        "causal": causal,
+        "scale": head_dim**-0.5,
+        "num_requests": live(2),
+    }
+
+
+@warps(((1, 1, 1), 1), ((3, 2, 2), 4), ((40, 1, 3), 4))
+@STORAGE
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    ("num_heads", "queries", "contexts", "lengths"),
+    [(2, 4, (0, 70), (4, 3)), (6, 8, (64, 129), (8, 8)), (8, 16, (37, 190), (16, 1)), (2, 3, (1, 63), (0, 3))],
+    ids=str,
+)
+@pytest.mark.parametrize(("window", "causal"), [(0, 0), (0, 1), (70, 0), (5, 1), (2, 0)])
+def test_block_attend(
+    launch: Launch,
+    storage: str,
+    head_dim: int,
+    num_heads: int,
+    queries: int,
+    contexts: tuple[int, int],
+    lengths: tuple[int, int],
+    window: int,
+    causal: int,
+) -> None:
+    if launch.executor == "simulator" and (head_dim, storage, queries, window, launch.block) != (64, "float32", 3, 5, 4):
+        pytest.skip("ten seconds each in the simulator; the cpu executor runs them all")
+    args = attend_case(storage, head_dim, num_heads, queries, contexts, lengths, window, causal)
+    wide = wide_args(args)
+    scratch = ("totals", "stats", "arrivals", "own_table")
+    expected = oracle.block_attend(**{name: value for name, value in wide.items() if name not in scratch})
+    if lengths[0] == 0:  # rows beyond the model length: nobody looks at what they yield
+        expected[: queries] = np.nan
+        args["out"] = args["out"].copy()
+    check_attend(launch, args, expected, storage)
+
+
+def check_attend(launch: Launch, args: dict, expected: np.ndarray, storage: str) -> None:
+    held = {name: arg.copy() if isinstance(arg, np.ndarray) else arg for name, arg in args.items()}
+    launch.run(block_attend, *(held[name] for name in block_attend.params))
+    known = ~np.isnan(expected)
+    tolerance = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}[storage]
+    now = wide_args(held)["out"]
+    np.testing.assert_allclose(now[known], expected[known], rtol=tolerance, atol=tolerance)
+    assert np.isfinite(now).all()
+    assert not held["arrivals"].any()
+    for name, value in held.items():
+        if isinstance(value, np.ndarray) and name not in block_attend.writes:
+            assert value.tobytes() == args[name].tobytes(), f"block_attend stored to {name}"
+
+
 @HEAD_LAUNCHES
 @STORAGE
 @pytest.mark.parametrize("side", [0, 1])
@@ -201,6 +298,51 @@ def test_block_conv(launch: Launch, storage: str, side: int, taps: int, groups: 
         "num_tokens": live(count),
     }
     check_stored(launch, block_conv, args, {"out": oracle.block_conv(**wide_args(args))}, storage)
+
+
+def join_case(storage: str, joins: int, groups: int, queries: int, width: int = 12) -> dict:
+    rows, live_rows = 3 * queries, 2 * queries
+    case = {
+        "total": untouched(rows, width),
+        "out": out_of(storage, rows, width),
+        "delta": untouched(rows, 4 * groups),
+        "residual": poisoned(floats(21, rows, width), live_rows),
+        "added": poisoned(floats(22, rows, width), live_rows if joins else 0),
+        "done_kernel": floats(23, 2, 2, width) if joins else np.full((2, 2, width), np.nan, np.float32),
+        "done_delta": poisoned(floats(24, rows, 4 * groups), live_rows if joins else 0),
+        "gain": floats(25, width),
+        "base_kernel": floats(26, 2, 2, width),
+        "projection": stored(floats(27, 4 * groups, width), storage),
+        "eps": EPS,
+        "joins": joins,
+        "queries": queries,
+        "num_requests": live(2),
+    }
+    case["base_kernel"][1] = np.nan  # the other side's
+    if joins:
+        case["done_kernel"][0] = np.nan
+        case["done_delta"][:, : 2 * groups] = np.nan
+    return case
+
+
+@warps(((1, 1), 1), ((3, 2), 3), ((2, 1), 8))
+@STORAGE
+@pytest.mark.parametrize("joins", [0, 1])
+@pytest.mark.parametrize(("groups", "queries"), [(3, 4), (1, 2), (6, 3), (4, 9)], ids=str)
+def test_join_conv(launch: Launch, storage: str, joins: int, groups: int, queries: int) -> None:
+    """Rows of pads and whatever belongs to the other side are NaN; a neighbour in front of an anchor is another request's."""
+    args = join_case(storage, joins, groups, queries)
+    check_stored(launch, join_conv, args, oracle.join_conv(**wide_args(args)), storage)
+
+
+@warps(((1, 1), 1), ((3, 2), 3), ((9, 1), 4))
+@STORAGE
+@pytest.mark.parametrize(("groups", "queries", "width"), [(3, 4, 12), (1, 2, 12), (5, 3, 80)], ids=str)
+def test_join_norm(launch: Launch, storage: str, groups: int, queries: int, width: int) -> None:
+    case = join_case(storage, 1, groups, queries, width)
+    names = ("out", "residual", "added", "done_kernel", "done_delta", "gain", "eps", "queries")
+    args = {**{name: case[name] for name in names}, "num_tokens": live(2 * queries)}
+    check_stored(launch, join_norm, args, {"out": oracle.join_norm(**wide_args(args))}, storage)
 
 
 @HEAD_LAUNCHES

@@ -73,6 +73,8 @@ def upload_drafter(
             vector(f"{name}.base_kernel", values.base_kernel), constant(f"{name}.projection", values.projection)
         )
 
+    pages = (num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
+    cache = device.array("draft.kv_cache", (spec.num_layers, 2, *pages), STORAGE[weights.dtype])
     layers = tuple(
         DraftLayerArrays(
             input_norm=vector(f"layers.{i}.input_norm", layer.input_norm),
@@ -87,6 +89,8 @@ def upload_drafter(
             down=constant(f"layers.{i}.down", layer.down),
             attention_conv=conv(f"layers.{i}.attention_conv", layer.attention_conv),
             mlp_conv=conv(f"layers.{i}.mlp_conv", layer.mlp_conv),
+            k_cache=cache[i : i + 1, 0:1].reshape(pages),
+            v_cache=cache[i : i + 1, 1:2].reshape(pages),
             window=attention.window,
             causal=attention.causal,
         )
@@ -99,7 +103,6 @@ def upload_drafter(
             constant("selector.successors", weights.selector.successors),
             constant("selector.projection", weights.selector.projection),
         )
-    pages = (spec.num_layers, 2, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
     return DraftArrays(
         shape=DraftShape(
             num_heads=spec.num_heads,
@@ -123,7 +126,7 @@ def upload_drafter(
         final_norm=vector("final_norm", weights.final_norm),
         selector=selector,
         rope_table=constant("rope_table", rope_table(spec.rope, spec.head_dim, max_model_len)),
-        cache=device.array("draft.kv_cache", pages, STORAGE[weights.dtype]),
+        cache=cache,
     )
 
 

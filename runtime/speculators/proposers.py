@@ -16,8 +16,10 @@ from runtime.checkpoint.source import resolve_source
 from runtime.checkpoint.weights import STORAGE, WeightDtype
 from runtime.config import SpeculatorConfig
 from runtime.device import Device
+from runtime.models.scratch import OpsChoice
 from runtime.models.spec import ModelSpec
 from runtime.speculators.dflash_config import check_target
+from runtime.speculators.dflash_ops import build_draft_ops
 from runtime.speculators.dflash_upload import allocate_draft_scratch, draft_cache_bytes, draft_streamed_bytes, upload_drafter
 from runtime.speculators.dflash_weights import DraftCheckpoint
 from runtime.speculators.random_drafter import RandomDrafter, is_random_drafter
@@ -73,9 +75,17 @@ class Speculator:
         )
 
     def build(
-        self, device: Device, target: ModelArrays, sizes: StepSizes, num_blocks: int, progress: Callable[[int, int], None]
+        self,
+        device: Device,
+        target: ModelArrays,
+        sizes: StepSizes,
+        num_blocks: int,
+        progress: Callable[[int, int], None],
+        *,
+        on_gpu: bool = False,
+        choice: OpsChoice = "auto",
     ) -> Speculation:
-        """Weights and buffers on the device, and the recorder that uses them."""
+        """Weights and buffers on the device, and the recorder that uses them, in the forms of `choice` (graphs.ops)."""
         config = self._config
         if config.k == 0:
             return Speculation()
@@ -91,12 +101,14 @@ class Speculator:
             num_blocks=num_blocks,
             block_size=sizes.block_size,
         )
+        scratch = allocate_draft_scratch(device, spec, sizes, self._dtype)
         proposer = DFlashProposer(
             arrays,
-            allocate_draft_scratch(device, spec, sizes, self._dtype),
+            scratch,
             spec.target_layer_ids,
             num_speculative_tokens=sizes.num_speculative_tokens,
             max_model_len=sizes.max_model_len,
+            ops=build_draft_ops(device, spec, sizes, scratch, self._dtype, on_gpu=on_gpu, choice=choice),
         )
         return Speculation(proposer, proposer.taps, streamed_bytes=draft_streamed_bytes(arrays))
 

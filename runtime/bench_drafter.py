@@ -1,0 +1,115 @@
+"""Times each launch of a proposal on a GPU: `python -m runtime.bench_drafter CONFIG [--requests N]`.
+
+A few prompts are answered first, so that caches and lengths hold what they hold in a run. Then each launch of the propose graph is
+captured many times over into a graph of its own; figures are medians of replays, the last line is the propose graph as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from graphs.key import GraphKey
+from graphs.launch import Array, Grid
+from kernels.lang import Kernel
+from runtime.config_file import merge, parse_override
+from runtime.engine import Engine
+from runtime.sampling import SamplingParams
+
+COPIES = 20
+"""How often a launch stands in its graph: what a replay costs by itself is shared by so many."""
+
+REPEATS = 9
+
+
+class Collected:
+    """A Launcher that keeps each launch by itself instead of issuing it."""
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[str, Callable[[Any], None]]] = []
+
+    def launch(self, kernel: Kernel, grid: Grid, block: int, *args: Array | int | float) -> None:
+        self.launches.append((f"{kernel.name} {grid} x {block}", lambda stream: stream.launch(kernel, grid, block, *args)))
+
+    def matmul(self, out: Array, x: Array, weight: Array, rows: Array) -> None:
+        name = f"matmul {weight.name} {list(x.shape)} x {list(weight.shape)}"
+        self.launches.append((name, lambda stream: stream.matmul(out, x, weight, rows)))
+
+    def copy(self, dst: Array, src: Array) -> None:
+        self.launches.append((f"copy {dst.name}", lambda stream: stream.copy(dst, src)))
+
+    def fill(self, dst: Array, value: int | float) -> None:
+        self.launches.append((f"fill {dst.name}", lambda stream: stream.fill(dst, value)))
+
+    def record(self, event: Any) -> None:
+        """Nothing to time."""
+
+    def wait(self, event: Any) -> None:
+        """Nothing to time."""
+
+
+def replay_microseconds(stream: Any, record: Callable[[Any], None], copies: int) -> float:
+    """Median time of one recording among `copies` in a graph."""
+    import cupy
+
+    with stream.capture("bench") as captured:
+        for _ in range(copies):
+            record(stream)
+    queue = cupy.cuda.ExternalStream(stream.pointer)
+    times = []
+    for _ in range(REPEATS + 2):
+        begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+        begin.record(queue)
+        captured.graph.launch(stream)
+        end.record(queue)
+        end.synchronize()
+        times.append(cupy.cuda.get_elapsed_time(begin, end) * 1e3 / copies)
+    return statistics.median(times[2:])
+
+
+def measure(engine: Engine, requests: int, prompt_tokens: int) -> list[tuple[str, float]]:
+    """(launch, microseconds) of the propose graph behind a verify step of `requests` rows."""
+    params = SamplingParams(max_tokens=32, ignore_eos=True)
+    engine.generate([[100 + i % 400 for i in range(prompt_tokens + row)] for row in range(requests)], params)
+    runner: Any = engine.runner
+    proposer, k = runner._proposer, runner.sizes.num_speculative_tokens
+    key = GraphKey.propose(requests, requests * (1 + k))
+    collected = Collected()
+    proposer.record(collected, key, runner._state, runner._step)
+    rows = [(name, replay_microseconds(runner.compute, record, COPIES)) for name, record in collected.launches]
+
+    def everything(stream: Any) -> None:
+        proposer.record(stream, key, runner._state, runner._step)
+
+    rows.append(("sum of the launches by themselves", sum(time for _, time in rows)))
+    return [*rows, (f"{key}, {len(collected.launches)} launches", replay_microseconds(runner.compute, everything, 1))]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry of `python -m runtime.bench_drafter`."""
+    parser = argparse.ArgumentParser(prog="python -m runtime.bench_drafter", description=__doc__)
+    parser.add_argument("config")
+    parser.add_argument("--requests", type=int, default=1)
+    parser.add_argument("--prompt-tokens", type=int, default=224)
+    parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="a key of the configuration")
+    parser.add_argument("--json", metavar="FILE")
+    options = parser.parse_args(argv)
+    settings: dict[str, Any] = {}
+    for pair in options.set:
+        settings = merge(settings, parse_override(pair))
+    with Engine.from_config(options.config, **settings) as engine:
+        rows = measure(engine, options.requests, options.prompt_tokens)
+    for name, time in rows:
+        print(f"{time:9.2f} us  {name}")
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump([{"launch": name, "microseconds": time} for name, time in rows], file, indent=1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
