@@ -61,6 +61,8 @@ class MirrorPack:
 
     Graphs name the pack in their reads, because views keep the name of their array.
 
+    A field whose length differs from step to step stands last: an upload can then leave out its unused rows.
+
     Attributes:
         array: the whole block in device memory, int32 [words].
         fields: the buffers by name, in layout order.
@@ -86,12 +88,13 @@ class MirrorPack:
             device, f"{name}_ring", (words,), np.int32, depth=depth, steps_in_flight=steps_in_flight, policy=policy
         )
         self.fields: dict[str, MirroredBuffer] = {}
-        start = 0
+        self._last: tuple[int, ...] = ()
+        self._last_start = start = 0
         for field, shape in fields.items():
             stop = start + prod(shape)
             memory = _FieldMemory(name, self._host[start:stop].reshape(shape), self.array[start:stop].reshape(shape))
             self.fields[field] = MirroredBuffer(memory, field, Truth.HOST_EXACT)
-            start = stop
+            self._last, self._last_start, start = shape, start, stop
 
     def __getitem__(self, field: str) -> MirroredBuffer:
         return self.fields[field]
@@ -100,22 +103,35 @@ class MirrorPack:
     def nbytes(self) -> int:
         return self.array.nbytes + self._host.nbytes + self.ring.nbytes
 
-    def upload(self, step: int, stream: Stream) -> Event:
+    def upload(self, step: int, stream: Stream, last_rows: int | None = None) -> Event:
         """Stage every field for `step` = 0, 1, 2, ... and queue the one copy. The host may write the fields again at once.
 
         A pack that does not go with every step (admission records) counts its own uploads as steps.
 
+        Args:
+            last_rows: of the last field: rows that the step uses, and a count in another field says so to its kernels. What stands
+                behind them is not moved: the device keeps what it had there. None = all of them.
+
         Raises:
-            MirrorError: steps are not consecutive.
+            MirrorError: steps are not consecutive, or the last field has fewer rows.
             StagingBusyError: more steps in flight than the ring was made for.
         """
-        self.ring.next(step).write(self._host)
-        event = self.ring.submit(step, stream, self.array)
+        words = self._words(last_rows)
+        self.ring.next(step).write(self._host[:words], slice(0, words))
+        event = self.ring.submit(step, stream, self.array, words)
         for field in self.fields.values():
             field.uploaded(stream, event)
         self.counters.uploads += 1
-        self.counters.uploaded_bytes += self.array.nbytes
+        self.counters.uploaded_bytes += words * self.array.dtype.itemsize
         return event
+
+    def _words(self, last_rows: int | None) -> int:
+        rows, *row = self._last
+        if last_rows is None:
+            return len(self._host)
+        if not 0 <= last_rows <= rows:
+            raise MirrorError(f"{self.name}: last_rows = {last_rows}: {list(self.fields)[-1]} has {rows} rows")
+        return self._last_start + last_rows * prod(row)
 
     def free(self) -> None:
         self._device.free(self.array)

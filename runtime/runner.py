@@ -291,7 +291,7 @@ class Runner:
         # A target without logits has nothing to process: its tokens are its own, and min_tokens then ignores stops.
         self._sampled_reasons[slot] = None if self._sampler is None else sampled_reason(admission.params)
         pack["tokens"].write_host(np.array(admission.prefill_tokens, np.int32), slice(0, prefill_len))
-        pack.upload(self._admissions, self.compute)
+        pack.upload(self._admissions, self.compute, prefill_len)
         self._admissions += 1
         self.paths.admissions += 1
         state = self._state
@@ -382,7 +382,8 @@ class Runner:
         inputs["num_block_writes"].write_host(np.array([len(writes)], np.int32))
         if len(writes):
             inputs["block_writes"].write_host(writes, slice(0, len(writes)))
-        inputs.upload(plan.step, self.compute)
+        # A step changes few cells of the block tables; room for all of them is most of the block.
+        inputs.upload(plan.step, self.compute, len(writes))
 
     def _block_table_diffs(self, plan: StepPlan) -> npt.NDArray[np.int32]:
         """int32 [n, 3] (slot, column, block): what changes in the block tables, each cell once.

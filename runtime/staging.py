@@ -123,8 +123,9 @@ class StagingRing:
                 f"{where}, which the device may still read ({limits}); collect step {block.step} first, or call wait({block.step})"
             )
 
-    def submit(self, step: int, stream: Stream, destination: Array) -> Event:
-        """Hand the block over: queue its copy into `destination` [*shape] in device memory.
+    def submit(self, step: int, stream: Stream, destination: Array, rows: int | None = None) -> Event:
+        """Hand the block over: queue the copy of its first `rows` along the first axis, all by default, into those of `destination`
+        [*shape] in device memory.
 
         Work queued on `stream` from now on sees the values; another stream first waits for the event that is returned.
 
@@ -133,7 +134,7 @@ class StagingRing:
         block = self._block(step)
         if block.submitted:
             raise MirrorError(f"{self.name}: step {step} was submitted before; stage its successor with next({self._next})")
-        stream.copy(destination, block.memory)
+        stream.copy(destination[:rows], block.memory[:rows])
         stream.record(block.consumed)
         block.submitted = True
         return block.consumed

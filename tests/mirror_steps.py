@@ -132,7 +132,7 @@ class Steps:
         pack["amounts"].write_host(amounts, slice(len(slots)))
         pack["num_block_writes"].write_host(len(diffs))
         pack["block_writes"].write_host(diffs, slice(len(diffs)))
-        pack.upload(step, self.compute)
+        pack.upload(step, self.compute, len(diffs))
 
     def run(self, num_steps: int) -> Iterator[npt.NDArray[Any]]:
         """`ahead` steps are queued before the oldest is collected: 1 in a steady asynchronous engine."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from runtime.mirror_errors import MirrorError, MovedBufferError, PinnedBufferError, StaleReadError, TwoWritersError
@@ -119,14 +120,28 @@ def test_fields_move_with_their_pack_only(steps: Steps) -> None:
 
 
 def test_fields_lie_back_to_back_and_one_copy_moves_them(steps: Steps) -> None:
-    before, uploads = steps.device.counters.copy(), steps.table.counters.uploads
+    """All but the rows of the last field that the step does not use: the device keeps what it had there."""
+    before, counters = steps.device.counters.copy(), steps.table.counters
+    uploads, uploaded = counters.uploads, counters.uploaded_bytes
+    steps.device.upload(steps.pack.array, np.full(22, 77, np.int32))
     steps.stage(0)
-    used = steps.device.counters.since(before)
-    words = 1 + 4 + 4 + 1 + 12
-    assert (used.copies, used.copied_bytes, steps.table.counters.uploads - uploads) == (1, 4 * words, 1)
+    used, counters = steps.device.counters.since(before), steps.table.counters
+    rows = int(steps.pack["num_block_writes"].read_host()[0])
+    assert 0 < rows < 4
+    words = 1 + 4 + 4 + 1 + 3 * rows
+    assert (used.copies, used.copied_bytes, counters.uploads - uploads) == (1, 4 * words, 1)
+    assert counters.uploaded_bytes - uploaded == 4 * words
     packed = steps.device.download(steps.pack.array).tolist()  # type: ignore[arg-type]
-    assert packed == [value for field in steps.pack.fields.values() for value in field.read_host().ravel().tolist()]
+    fields = [value for field in steps.pack.fields.values() for value in field.read_host().ravel().tolist()]
+    assert packed == fields[:words] + [77] * (22 - words)
     assert {field.device_array.name for field in steps.pack.fields.values()} == {"inputs"}
+
+
+@pytest.mark.parametrize("rows", [-1, 5])
+def test_a_pack_has_no_more_rows_than_it_has(steps: Steps, rows: int) -> None:
+    with pytest.raises(MirrorError, match=f"inputs: last_rows = {rows}: block_writes has 4 rows"):
+        steps.pack.upload(0, steps.compute, rows)
+    steps.pack.upload(0, steps.compute, 4)
 
 
 def test_a_name_is_taken_once(steps: Steps) -> None:

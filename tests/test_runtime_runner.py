@@ -229,3 +229,26 @@ def test_info_and_close(opened: Callable[..., tuple[Engine, Runner]]) -> None:
     runner.close()
     runner.close()
     assert sum(runner.device.allocated_bytes().values()) == 0
+
+
+def test_a_step_uploads_what_it_uses_and_not_room_for_every_block(opened: Callable[..., tuple[Engine, Runner]]) -> None:
+    """A pack of 4 slots and 16 blocks each has room for 64 writes; a decode step writes one at most for each row."""
+    engine, runner = opened(scheduler__max_num_seqs=4)
+    fixed = 4 * (3 + 4 + 5 + 5 + 1)
+    assert runner.buffers.inputs.array.nbytes == fixed + 4 * 3 * 64
+    for prompt in (PROMPT, PROMPT[:3]):
+        engine.submit(prompt, OPEN)
+    engine.step()
+    while engine.has_unfinished:
+        before = runner.buffers.inputs.counters.uploaded_bytes
+        engine.step()
+        assert runner.buffers.inputs.counters.uploaded_bytes - before <= fixed + 4 * 3 * 2
+
+
+def test_an_admission_uploads_its_prompt_and_not_room_for_the_longest(opened: Callable[..., tuple[Engine, Runner]]) -> None:
+    engine, runner = opened()
+    before = runner.buffers.admission.counters.uploaded_bytes
+    engine.submit(PROMPT, OPEN)
+    engine.step()
+    admission = runner.buffers.admission
+    assert admission.counters.uploaded_bytes - before == admission.array.nbytes - 4 * (64 - len(PROMPT))
