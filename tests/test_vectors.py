@@ -12,7 +12,7 @@ import pytest
 
 from kernels.lang import SIMULATED
 from runtime.device import cuda_unavailable
-from tests.vectors.adapter import UNSUPPORTED_OPS, open_executor, read_vectors, run_vector
+from tests.vectors.adapter import open_executor, read_vectors, run_vector
 from tests.vectors.compare import difference
 
 FOLDER = Path(__file__).parent / "vectors"
@@ -35,12 +35,9 @@ def test_vector(vector: dict[str, Any], executor: str) -> None:
     assert outcome.status == "pass", str(outcome)
 
 
-def test_ids_are_distinct_and_only_later_files_are_unsupported() -> None:
+def test_ids_are_distinct() -> None:
     ids = [vector["id"] for vector in VECTORS]
     assert len(set(ids)) == len(ids)
-    for path in FOLDER.glob("*.json"):
-        unsupported = {vector["op"] for vector in read_vectors(path)} & set(UNSUPPORTED_OPS)
-        assert bool(unsupported) == path.name.startswith("later_"), path.name
 
 
 @pytest.mark.parametrize(
@@ -127,22 +124,20 @@ def test_command_reports_each_id_and_its_exit_code(tmp_path: Path) -> None:
     good = {"id": "good", "op": "expand_rows", "inputs": inputs, "expect": {"slot_of_row": [4, 4]}}
     bad = {**good, "id": "bad", "expect": {"slot_of_row": [4, 5]}}
     broken = {**good, "id": "broken", "inputs": {}}
-    later = {"id": "later", "op": "sample", "inputs": {}, "expect": {}}
     unknown = {"id": "unknown", "op": "nonsense", "inputs": {}, "expect": {}}
     path = tmp_path / "file.json"
-    path.write_text(json.dumps([good, bad, broken, later, unknown]), encoding="utf-8")
+    path.write_text(json.dumps([good, bad, broken, unknown]), encoding="utf-8")
     failing = command(path)
     assert failing.returncode == 1
-    assert [line.split()[:2] for line in failing.stdout.splitlines()[:5]] == [
+    assert [line.split()[:2] for line in failing.stdout.splitlines()[:4]] == [
         ["pass", "good"],
         ["FAIL", "bad:"],
         ["FAIL", "broken:"],
-        ["unsupported", "later:"],
         ["unsupported", "unknown:"],
     ]
     assert "slot_of_row[1] = 4, expected 5" in failing.stdout
 
-    path.write_text(json.dumps([good, later]), encoding="utf-8")
+    path.write_text(json.dumps([good, unknown]), encoding="utf-8")
     assert command(path).returncode == 1
     allowed = command(path, "--allow-unsupported", "--executor", "simulator")
     assert allowed.returncode == 0, allowed.stdout + allowed.stderr
@@ -169,8 +164,7 @@ def test_command_refuses_what_it_cannot_use(text: str, executor: str, message: s
 
 @pytest.mark.gpu
 def test_command_on_a_gpu() -> None:
-    """Every file that the product supports whole, in a process of its own."""
-    files = [path for path in sorted(FOLDER.glob("*.json")) if not path.name.startswith("later_")]
-    done = command(*files, "--executor", "cuda")
+    """Every file, in a process of its own."""
+    done = command(*sorted(FOLDER.glob("*.json")), "--executor", "cuda")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "(cuda)" in done.stdout

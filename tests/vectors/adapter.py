@@ -17,12 +17,10 @@ from kernels.lang import Kernel
 from runtime.errors import DeviceError
 from tests.vectors.compare import difference
 from tests.vectors.host_ops import HOST_OPS
+from tests.vectors.sampling_ops import SAMPLING_OPS
 from tests.vectors.step_ops import STEP_OPS, Launch
 
-UNSUPPORTED_OPS = {
-    "reject_stochastic": "stochastic verification is not part of the product yet",
-    "sample": "logits processing is not part of the product yet",
-}
+LAUNCHED_OPS = {**STEP_OPS, **SAMPLING_OPS}
 
 Vector = Mapping[str, Any]
 
@@ -90,13 +88,11 @@ def _executor(name: str) -> Executor:
 def run_vector(vector: Vector, launch: Launch) -> Outcome:
     """Run one vector and compare what it expects."""
     name, op = str(vector["id"]), vector["op"]
-    if op in UNSUPPORTED_OPS:
-        return Outcome(name, "unsupported", f"op = {op}: {UNSUPPORTED_OPS[op]}")
-    if op not in STEP_OPS and op not in HOST_OPS:
-        return Outcome(name, "unsupported", f"op = {op}: unknown; known are {', '.join([*STEP_OPS, *HOST_OPS])}")
+    if op not in LAUNCHED_OPS and op not in HOST_OPS:
+        return Outcome(name, "unsupported", f"op = {op}: unknown; known are {', '.join([*LAUNCHED_OPS, *HOST_OPS])}")
     expect = vector.get("expect") or {}
     try:
-        outputs = STEP_OPS[op](launch, vector["inputs"]) if op in STEP_OPS else HOST_OPS[op](vector["inputs"])
+        outputs = LAUNCHED_OPS[op](launch, vector["inputs"]) if op in LAUNCHED_OPS else HOST_OPS[op](vector["inputs"])
     except Exception as error:  # a vector that breaks the product is a failed vector: the others still run
         return Outcome(name, "FAIL", f"op = {op}: {type(error).__name__}: {error}")
     if op == "reject_rows":
