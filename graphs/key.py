@@ -14,6 +14,7 @@ class Family(str, Enum):
     MIXED = "mixed"  # at least one row is still prefilling; sized by tokens
     DECODE = "decode"  # every row decodes one token
     VERIFY = "verify"  # every row decodes one committed token and verifies k drafts
+    LOGPROBS = "logprobs"  # what the model thought of the tokens that the step in front of it emitted
     PROPOSE = "propose"  # drafts for the next step, from device state alone
 
 
@@ -41,6 +42,8 @@ class GraphKey:
         if self.family is Family.PROPOSE:
             tokens = f",T={self.num_tokens}" if self.num_tokens else ""
             return f"propose[R={self.num_requests}{tokens}]"
+        if self.family is Family.LOGPROBS:
+            return f"logprobs[R={self.num_requests}]"
         sizes = f"R={self.num_requests},T={self.num_tokens}"
         sizes += f",q={self.query_len}" if self.query_len else ""
         return f"{self.family.value}[{sizes}]" if not self.sampled else f"{self.family.value}[{sizes},sampled]"
@@ -54,6 +57,10 @@ class GraphKey:
     @classmethod
     def mixed(cls, num_requests: int, num_tokens: int, sampled: bool = False) -> GraphKey:
         return cls(Family.MIXED, num_requests, 0, num_tokens, sampled)
+
+    @classmethod
+    def logprobs(cls, num_requests: int) -> GraphKey:
+        return cls(Family.LOGPROBS, num_requests, 0, 0)
 
     @classmethod
     def propose(cls, num_requests: int, num_tokens: int = 0) -> GraphKey:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from graphs.key import Buckets, Family, GraphKey
 from graphs.launch import Launcher
 from graphs.library import GraphLibrary
+from graphs.logprobs import LogprobRecorder
 from graphs.propose import Proposer
 from graphs.sampled_step import Sampler
 from graphs.sampling_state import RequestLists
@@ -28,6 +29,7 @@ from kernels.sampling_slots import admit_sampling
 from kernels.slots import RECORD_FIELDS, admit
 from runtime.device import Device, Stream
 from runtime.errors import ConfigError
+from runtime.logprob_ring import LogprobRing, PendingLogprobs
 from runtime.mirror_policy import MirrorPolicy
 from runtime.mirror_table import MirrorTable
 from runtime.path_counters import PathCounters
@@ -72,23 +74,27 @@ class RunnerOptions:
 class StepOutcome:
     """One step in flight. Its results cannot be had without waiting for its event, and only once."""
 
-    def __init__(self, plan: StepPlan, ring: OutcomeRing, paths: PathCounters) -> None:
+    def __init__(self, plan: StepPlan, ring: OutcomeRing, paths: PathCounters, logprobs: PendingLogprobs | None) -> None:
         self.plan = plan
         self._ring = ring
         self._paths = paths
+        self._logprobs = logprobs
 
     def collect(self) -> StepResult:
-        """Block the host until this step's outcome has arrived: the one wait of a steady step."""
+        """Block the host until this step's outcome has arrived: the one wait of a steady step (and one more for log probabilities,
+        which leave the device right behind it)."""
         rows = self._ring.collect(self.plan.step)[: len(self.plan.rows)].tolist()
         degenerate = sum(row[3] for row in rows)
         if degenerate:
             self._paths.degenerate_tokens += degenerate
             logger.warning("step %d: %d tokens stand for logits that are all NaN or masked", self.plan.step, degenerate)
+        kept = [row[OUTCOME_FIELDS : OUTCOME_FIELDS + row[0]] for row in rows]
         return StepResult(
             sampled=[row[OUTCOME_FIELDS:] for row in rows],
             num_sampled=[row[0] for row in rows],
             num_drafts=[row[1] for row in rows],
             finished=[row[2] for row in rows],
+            logprobs={} if self._logprobs is None else self._logprobs.collect(kept),
         )
 
 
@@ -100,6 +106,7 @@ class Runner:
         proposer: records the drafts of the next step; None without speculation.
         tapes: where graphs note which ids they drafted, fed and compared, for a gate; None costs nothing.
         sampler: draws tokens for requests that want more than the argmax of the raw logits; None for a target that has no logits.
+        logprobs: log probabilities of emitted tokens; None for a target that has no logits.
 
     Attributes:
         paths: which way the steps went.
@@ -115,6 +122,7 @@ class Runner:
         options: RunnerOptions,
         tapes: Tapes | None = None,
         sampler: Sampler | None = None,
+        logprobs: LogprobRecorder | None = None,
     ) -> None:
         self.device, self.sizes, self.options = device, sizes, options
         self._target, self._proposer, self._tapes, self._sampler = target, proposer, tapes, sampler
@@ -130,6 +138,7 @@ class Runner:
         if sampler is not None:
             depth = sizes.max_num_seqs * (options.steps_in_flight + 1)
             self.table.pack("request_lists", staged_shapes(sampler.lists.counts.shape[1]), depth=depth)
+        self._logprobs = None if logprobs is None else LogprobRing(self.table, sizes, logprobs)
         self.buffers.initialise(self.compute)
         self._state, self._step = self.buffers.state, self.buffers.step
         slots, stride = self._state.draft_tokens.shape
@@ -139,7 +148,7 @@ class Runner:
         recorders = {family: self._record_step for family in (Family.MIXED, Family.DECODE, Family.VERIFY)}
         self.library = GraphLibrary(
             self.compute,
-            {**recorders, Family.PROPOSE: self._record_propose},
+            {**recorders, Family.LOGPROBS: self._record_logprobs, Family.PROPOSE: self._record_propose},
             options.graph_mode,
             self.table.before_launch,
             self.table.after_launch,
@@ -161,10 +170,11 @@ class Runner:
         steps += [GraphKey.uniform(rows, self.query_len) for rows in self.buckets.sizes]
         if self._sampler is not None:
             steps += [replace(key, sampled=True) for key in steps]
+        logprobs = [] if self._logprobs is None else [GraphKey.logprobs(rows) for rows in self.buckets.sizes]
         if self._proposer is None:
-            return steps
+            return [*steps, *logprobs]
         # Keys that propose alike are one graph: a verify step of eight rows and a mixed one of as many tokens, say.
-        return [*steps, *{self._propose_key(step, rows): None for step in steps for rows in self.buckets.sizes}]
+        return [*steps, *logprobs, *{self._propose_key(step, rows): None for step in steps for rows in self.buckets.sizes}]
 
     def capture(self, progress: CaptureProgress | None = None) -> None:
         """Compile what the graphs launch, capture them largest first, and pin what they touch."""
@@ -206,6 +216,10 @@ class Runner:
         """Where the launches of a step go: straight on, or past the tapes first."""
         return launch if self._tapes is None else TapedLauncher(launch, self._tapes, key, self._step)
 
+    def _record_logprobs(self, launch: Launcher, key: GraphKey) -> None:
+        assert self._logprobs is not None
+        self._logprobs.record(launch, key, self.buffers)
+
     def _record_propose(self, launch: Launcher, key: GraphKey) -> None:
         assert self._proposer is not None
         self._proposer.record(launch, key, self._state, self._step)
@@ -225,11 +239,20 @@ class Runner:
         self._run(key)
         self.paths.launched(key, len(plan.rows))
         self.buffers.outcomes.submit(plan.step, self.compute, self.copy)
+        logprobs = self._launch_logprobs(plan)
         if self._proposer is not None:
             # In every arm: the step that ends a prefill already drafts for the first decode step.
             self._run(self._propose_key(key, self._bucket(len(plan.rows))))
             self.paths.proposals += 1
-        return StepOutcome(plan, self.buffers.outcomes, self.paths)
+        return StepOutcome(plan, self.buffers.outcomes, self.paths, logprobs)
+
+    def _launch_logprobs(self, plan: StepPlan) -> PendingLogprobs | None:
+        """In front of the propose graph, while the step's logits are still there."""
+        wanted = None if self._logprobs is None else self._logprobs.wanted(plan.rows)
+        if self._logprobs is None or wanted is None:
+            return None
+        self._run(GraphKey.logprobs(self._bucket(len(plan.rows))))
+        return self._logprobs.submit(wanted, self.compute, self.copy)
 
     def trace_phases(self, phases: NoPhases) -> None:
         """Let `phases` hear where staging and launching begin; NO_PHASES ends it."""
@@ -290,6 +313,8 @@ class Runner:
         pack["sampling_record"].write_host(sampling_record(admission.params))
         # A target without logits has nothing to process: its tokens are its own, and min_tokens then ignores stops.
         self._sampled_reasons[slot] = None if self._sampler is None else sampled_reason(admission.params)
+        if self._logprobs is not None:
+            self._logprobs.admit(slot, admission.params)
         pack["tokens"].write_host(np.array(admission.prefill_tokens, np.int32), slice(0, prefill_len))
         pack.upload(self._admissions, self.compute, prefill_len)
         self._admissions += 1

@@ -41,8 +41,8 @@ def long_block(reference: Reference, engine: Engine) -> tuple[list[int], list[tu
     for prompt in PROMPTS:
         blocks = blocks_of(engine, prompt, LONG)
         for index, block in enumerate(blocks):
-            if len(block) >= 3 and block[1] != block[2]:
-                return prompt, blocks, index
+            if len(block) >= 3 and block[1] not in (block[2], block[0], blocks[index - 1][-1]):
+                return prompt[:], blocks, index
     raise AssertionError("no step accepts two drafts: choose other prompts")
 
 
@@ -129,18 +129,25 @@ def test_a_stop_token_inside_a_block_ends_the_request_there(reference: Reference
     """B36: what was accepted behind the stop is neither returned nor counted."""
     with open_() as engine:
         prompt, blocks, index = long_block(reference, engine)
-        count = sum(map(len, blocks[:index])) + 2
-        # The id may stand earlier in the answer: min_tokens arms it at exactly this place.
-        params = replace(LONG, stop_token_ids=(blocks[index][1],), min_tokens=count)
-        assert blocks_of(engine, prompt, params) == [*blocks[:index], blocks[index][:2]]
-        stopped, whole = engine.generate([prompt, prompt], [params, replace(LONG, max_tokens=sum(map(len, blocks[: index + 1])))])
+        # What came before the block becomes prompt, but for its last token: the stop id may stand there without ending anything.
+        before, block = [token for earlier in blocks[:index] for token in earlier], blocks[index]
+        prompt += before[:-1]
+        assert blocks_of(engine, prompt, LONG)[:2] == [(before[-1],), block]
+        stop = block[1]
+        assert stop not in (before[-1], block[0])
+        params = replace(LONG, stop_token_ids=(stop,), min_tokens=2)
+        assert blocks_of(engine, prompt, params) == [(before[-1],), block[:2]]
+        stopped, whole = engine.generate([prompt, prompt], [params, replace(LONG, max_tokens=1 + len(block))])
         assert stopped.finish_reason == "stop"
         assert stopped.acceptance is not None
         assert whole.acceptance is not None
-        assert whole.acceptance.num_accepted_tokens - stopped.acceptance.num_accepted_tokens == len(blocks[index]) - 2
-        later = replace(params, min_tokens=count + 1)
-        assert engine.generate(prompt, later)[0].token_ids == reference.generate(prompt, later, 64)[0]
-        assert len(engine.generate(prompt, later)[0].token_ids) > count
+        assert whole.acceptance.num_accepted_tokens - stopped.acceptance.num_accepted_tokens == len(block) - 2
+        # One more, and the stop cannot be chosen at its place inside the block.
+        later = replace(params, min_tokens=3)
+        output = engine.generate(prompt, later)[0].token_ids
+        assert output == reference.generate(prompt, later, 64)[0]
+        assert output[:2] == (before[-1], block[0])
+        assert output[2] != stop
 
 
 def test_the_models_end_of_text_ends_a_request_unless_ignored(reference: Reference, open_: Callable[..., Engine]) -> None:
@@ -206,14 +213,14 @@ def test_a_tight_pool_preempts_and_changes_no_token(reference: Reference, open_:
 
 
 def test_a_preempted_request_counts_min_tokens_from_its_prompt(reference: Reference, open_: Callable[..., Engine]) -> None:
-    """Every likely id stops: each request ends with exactly min_tokens tokens, those it made before the preemption included."""
-    params = SamplingParams(max_tokens=50, min_tokens=32, stop_token_ids=tuple(range(24)))
+    """One id stops, and nothing but it may come once min_tokens exist, those made before the preemption included."""
+    params = SamplingParams(max_tokens=50, min_tokens=32, stop_token_ids=(7,), logit_bias={7: 100})
     arrivals = [Arrival(prompt, params, step) for step, prompt in enumerate(PROMPTS)]
     with open_(scheduler__num_blocks=20) as engine:
         outputs = drive(engine, arrivals)
         check_outputs(reference, engine, arrivals, outputs)
         assert engine.scheduler.counters.preemptions >= 2
-    assert [len(output.token_ids) for output in outputs] == [32] * len(PROMPTS)
+    assert [len(output.token_ids) for output in outputs] == [33] * len(PROMPTS)
 
 
 def test_a_pool_smaller_than_one_sequence_ends_requests_at_its_size(reference: Reference, open_: Callable[..., Engine]) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from graphs.launch import Array
+from graphs.logprobs import LogprobRecorder, LogprobScratch
 from graphs.sampled_step import Sampler, Verification, stripes_of
 from graphs.sampling_state import DraftDistribution, SamplingScratch, VerificationScratch
+from kernels.candidates import tiles_of
+from kernels.logprobs import MAX_LOGPROBS
 from runtime.device import Device
 from runtime.request_lists import allocate_request_lists
 from runtime.step_buffers import StepSizes
@@ -44,6 +47,17 @@ def allocate_sampling_scratch(device: Device, num_logits: int, vocab_size: int) 
         picks=device.array("sample_picks", (num_logits,), np.int32),
         degenerate=device.array("sample_degenerate", (num_logits,), np.int32),
     )
+
+
+def build_logprobs(device: Device, logits: Array, sizes: StepSizes, vocab_size: int) -> LogprobRecorder:
+    """Log probabilities from the target's `logits` [J, V'], with the arrays that they need."""
+    rows = sizes.num_logits
+    scratch = LogprobScratch(
+        tile_best=device.array("logprob_tile_best", (rows, tiles_of(vocab_size)), np.int32),
+        top_ids=device.array("logprob_top_ids", (rows, MAX_LOGPROBS), np.int32),
+        top_values=device.array("logprob_top_values", (rows, MAX_LOGPROBS), np.float32),
+    )
+    return LogprobRecorder(logits, scratch, vocab_size)
 
 
 def allocate_verification_scratch(device: Device, num_requests: int, num_logits: int, vocab_size: int) -> VerificationScratch:
