@@ -5,8 +5,10 @@ Every key, with type, default and meaning, stands in configs/reference.yaml. Unk
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeGuard
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, model_validator
@@ -19,6 +21,8 @@ from runtime.prompts import check_prompt
 from runtime.sampling import SamplingParams
 
 MAX_BLOCK_SIZE = 256
+
+_SCHEME = re.compile(r"(pypi|hf|random):")
 
 
 def _is_count(value: object) -> TypeGuard[int]:
@@ -235,13 +239,23 @@ def _contradictions(config: RunConfig) -> list[str]:
     return problems
 
 
+def _beside(data: dict[str, Any], path: Path) -> dict[str, Any]:
+    """A drafter that a file names by a relative path lies beside that file, wherever the program was started."""
+    speculator = data.get("speculator")
+    source = speculator.get("draft_source") if isinstance(speculator, dict) else None
+    if not isinstance(source, str) or not source or _SCHEME.match(source) or Path(source).expanduser().is_absolute():
+        return data
+    return merge(data, {"speculator": {"draft_source": str(path.parent / source)}})
+
+
 ConfigSource: TypeAlias = "str | PathLike[str] | Mapping[str, Any] | RunConfig"
 
 
 def load_config(source: ConfigSource, overrides: Sequence[str] = (), **keywords: Any) -> RunConfig:
     """Reads a configuration and applies overrides, later ones winning.
 
-    source     path of a YAML file, a mapping of the same shape, or a RunConfig to change
+    source     path of a YAML file, a mapping of the same shape, or a RunConfig to change; a relative speculator.draft_source of a
+               file is taken from the file's folder, any other from the working folder
     overrides  "a.b=c" strings as `--set` takes them, c parsed as YAML
     keywords   sections as dicts or dotted keys with two underscores for the dot:
                load_config(p, device="cpu", scheduler={"max_num_seqs": 2}, runner__async=False)
@@ -253,7 +267,7 @@ def load_config(source: ConfigSource, overrides: Sequence[str] = (), **keywords:
     elif isinstance(source, Mapping):
         data, name = merge({}, source), "configuration"
     else:
-        data, name = read_yaml(source), str(source)
+        data, name = _beside(read_yaml(source), Path(source)), str(source)
     for text in overrides:
         data = merge(data, parse_override(text))
     for key, value in keywords.items():

