@@ -7,17 +7,17 @@ import os
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from runtime.cli_bench import bench
 from runtime.cli_compare import compare
+from runtime.cli_gates import gates
 from runtime.cli_profile import profile
 from runtime.cli_records import records
 from runtime.cli_session import (
     INTERRUPTED,
-    OPEN_GATE,
     ConfigPath,
     MaxTokens,
     Overrides,
@@ -30,8 +30,6 @@ from runtime.cli_session import (
     settings_of,
 )
 from runtime.config import RunConfig
-from runtime.console import progress_bar, silent_bar, start_logging
-from runtime.errors import ConfigError
 from runtime.prompts import Prompt
 from runtime.report import RunRecord, render_info, stats_line
 from runtime.text_printer import TextPrinter
@@ -48,6 +46,7 @@ app = typer.Typer(
 )
 app.command()(bench)
 app.command()(compare)
+app.command()(gates)
 app.command()(profile)
 app.command()(records)
 
@@ -102,57 +101,6 @@ def info(
         with open_engine(settings_of(config, set_), quiet) as engine:
             values = engine.info()
         print(json.dumps(values, indent=2, default=str) if as_json else render_info(values), flush=True)
-
-
-@app.command()
-def gates(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[G1 G2]", help="Which gates; default: all of them.")] = None,
-    full: Annotated[bool, typer.Option("--full", help="The whole matrix instead of a sample of it: many minutes.")] = False,
-    schedules: Annotated[
-        bool, typer.Option("--schedules", help="Every speculator, k, batch and policy under eager, lazy and 20 random schedules.")
-    ] = False,
-    case: Annotated[
-        list[str] | None, typer.Option("--case", metavar="CASE", help="One case, as a report writes it; may be repeated.")
-    ] = None,
-    device: Annotated[
-        Literal["cpu", "cuda"], typer.Option(help="cuda: on the first GPU, whose order of work no schedule decides.")
-    ] = "cpu",
-    as_json: Annotated[bool, typer.Option("--json", help="Prints one JSON object instead of a table.")] = False,
-    quiet: Quiet = False,
-) -> None:
-    """Proves the runtime on a CPU, or on a GPU, with a toy model: routing, token identity, and drafts compared by id. Exit code 1
-    when a gate is not SATISFIED."""
-    with exits():
-        start_logging(quiet=True)
-        from graphs.cpu_executor import CpuExecutor
-        from runtime.device import open_device
-        from runtime.gates.case import Case
-        from runtime.gates.gates import GATES, run_gate
-        from runtime.gates.matrix import scheduled
-        from runtime.gates.table import render_reports
-        from runtime.gates.toy_engine import OnGpu, Venue
-        from runtime.gates.verdict import Verdict
-
-        chosen = list(dict.fromkeys(name.upper() for name in names or GATES))
-        if unknown := [name for name in chosen if name not in GATES]:
-            raise ConfigError(f"gate = {unknown[0]}: must be one of {', '.join(GATES)}")
-        if sum((full, schedules, bool(case))) > 1:
-            raise ConfigError("gates: --full, --schedules and --case exclude each other; give one of them")
-        cases = [Case.parse(text) for text in case] if case else list(scheduled()) if schedules else None
-        venue: Venue = CpuExecutor()
-        if device == "cuda":
-            # Opened before the first case: a machine without a usable GPU is one error, not one for each case.
-            open_device("cuda").close()
-            venue = OnGpu()
-        bars, reports = silent_bar if quiet else progress_bar, []
-        for name in chosen:
-            with bars(name, "cases") as advance:
-                reports.append(run_gate(name, venue, cases=cases, everything=full, progress=advance))
-        satisfied = all(report.verdict is Verdict.SATISFIED for report in reports)
-        values = {"satisfied": satisfied, "gates": [report.as_dict() for report in reports]}
-        print(json.dumps(values, indent=2) if as_json else render_reports(reports), flush=True)
-    if not satisfied:
-        raise typer.Exit(OPEN_GATE)
 
 
 def main() -> None:

@@ -72,6 +72,7 @@ def compare(
         plan = Plan(levels, texts, base.sampling.params(), input_len, pairs, num_warmups, same_outputs=not other_outputs)
         with (silent_bar if quiet else progress_bar)("comparing", "runs") as advance:
             report = run_compare(parsed, plan, lambda arm: open_engine(arm.config, True), advance)
+        report |= {"results": [result.as_dict() for result in report["results"]]}
         text = json.dumps(report, indent=2)
         if json_file == "-":
             print(text, flush=True)

@@ -94,6 +94,8 @@ def compare(arms: Sequence[Arm], plan: Plan, open_engine: Open, advance: Callabl
         open_engine: opens the engine of an arm; two are open at a time.
         advance: (runs done, runs in all).
 
+    Returns: facts of the machine, `results` (each a Result), and `samples`, every measurement.
+
     Raises:
         ValueError: a number of pairs that runtime.compare_statistics.abba refuses; errors of the engines.
     """
@@ -135,7 +137,7 @@ def compare(arms: Sequence[Arm], plan: Plan, open_engine: Open, advance: Callabl
     advance(total, total)
     if facts["clocks"] is not None:
         facts["clocks_at_the_end"] = gpu_clocks()
-    return {"facts": facts, "pairs": plan.num_pairs, "results": [result.as_dict() for result in results], "samples": samples}
+    return {"facts": facts, "pairs": plan.num_pairs, "results": results, "samples": samples}
 
 
 def judged(metric: str, equal: Pairs | None, pairs: Pairs, *, same_outputs: bool = True) -> Result:

@@ -118,7 +118,7 @@ def compared(model: Path, arms: list[str], **changes: Any) -> dict[str, Any]:
     report = compare(parsed, plan(**changes), open_arm, lambda done, total: ticks.append((done, total)))
     assert opened == [arms[0], arms[0], *arms[1:]]
     assert ticks[-1][0] == ticks[-1][1] == len(ticks) - 1
-    return report
+    return report | {"results": [result.as_dict() for result in report["results"]]}
 
 
 def test_the_two_runners_take_different_paths_and_yield_the_same_tokens(model: Path) -> None:

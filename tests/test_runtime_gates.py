@@ -199,7 +199,8 @@ def test_verdicts() -> None:
     assert Verdict.of(0.5, None) is Verdict.RECORDED
     assert Verdict.of(1.0, 1.0) is Verdict.SATISFIED
     assert Verdict.of(0.99, 1.0) is Verdict.OPEN_GAP
-    assert [verdict.value for verdict in Verdict] == ["SATISFIED", "RECORDED, no floor declared", "NOT MEASURED", "OPEN GAP"]
+    names = ["SATISFIED", "RECORDED, no floor declared", "UNDER THE FLOOR", "NOT MEASURED", "OPEN GAP", "TAUTOLOGICAL"]
+    assert [verdict.value for verdict in Verdict] == names
 
 
 def test_the_worst_axis_is_the_verdict() -> None:

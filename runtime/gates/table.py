@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from runtime.gates.verdict import GateReport, reproduce
+from runtime.gates.verdict import Axis, GateReport, reproduce
 
 MOST_FINDINGS = 5
 
@@ -17,14 +17,25 @@ def render_reports(reports: Sequence[GateReport]) -> str:
 def _lines(report: GateReport) -> Iterator[str]:
     figures = report.figures
     yield f"{report.name}  {report.title}: {report.verdict.value}"
-    yield f"    {figures['cases']} cases, {figures.get('steps', 0)} steps, {figures['seconds']} s"
+    if "cases" in figures:
+        yield f"    {figures['cases']} cases, {figures.get('steps', 0)} steps, {figures['seconds']} s"
     if "late" in figures:
         yield f"    outcomes collected late {figures['late']}, at once {figures['at_once']}"
     width = max((len(axis.name) for axis in report.axes), default=0)
     for axis in report.axes:
-        yield f"    {axis.name:{width}}  {axis.detail:24}  {axis.verdict.value}"
+        yield f"    {axis.name:{width}}  {_numbers(axis)}{axis.detail:24}  {axis.verdict.value}"
+    for gap in figures.get("largest_gaps", ()):
+        yield f"    {gap}"
     for finding in report.findings[:MOST_FINDINGS]:
         yield f"  ! {finding.axis}: {finding.message}"
         yield f"      {reproduce(report.name, finding)}"
     if len(report.findings) > MOST_FINDINGS:
         yield f"  ! and {len(report.findings) - MOST_FINDINGS} more (--json has them all)"
+
+
+def _numbers(axis: Axis) -> str:
+    """Value and floor of what was measured; an axis of checks says them in its detail."""
+    if axis.floor == 1.0 or axis.floor is None:
+        return ""
+    value = "-" if axis.value is None else f"{axis.value:.4g}"
+    return f"{value} (floor {axis.floor:.4g})  "
