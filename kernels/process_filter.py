@@ -36,8 +36,11 @@ _LOWEST = i32(-2147483648)
 
 @device_function
 def _float_of_order(order):
-    """The float that kernels.argmax.float_order made an integer of."""
-    return float_of_bits(order if order >= i32(0) else i32(_LOWEST - order))
+    """The float that kernels.argmax.float_order made an integer of; -inf for the lowest integer, which stands for none."""
+    value = NEG_INF
+    if order > _LOWEST:
+        value = float_of_bits(order if order >= i32(0) else i32(_LOWEST - order))
+    return value
 
 
 @device_function

@@ -269,3 +269,11 @@ def test_filter_logits_of_any_row(data: st.DataObject) -> None:
     kept = held[0] > -np.inf
     assert (kept >= (least > -np.inf)).all()
     assert (kept <= (most > -np.inf)).all()
+
+
+@ROWS
+@pytest.mark.parametrize("setting", [(1.0, 2, 1.0, 0.0), (1.0, 0, 0.5, 0.0), (1.0, 0, 1.0, 0.3)], ids=str)
+def test_filter_logits_of_a_vocabulary_smaller_than_the_block(launch: Launch, setting: tuple[float, int, float, float]) -> None:
+    """Threads without a column have no say: every logit here is negative, and they must not answer for a zero."""
+    args = filter_case(floats(5, 4, 3) - 50, [setting])
+    launch.check(filter_logits, args, {"processed": oracle.filter_logits(**args)})
