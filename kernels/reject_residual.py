@@ -6,9 +6,9 @@ import math
 
 from kernels.argmax import float_order
 from kernels.lang import MAX_THREADS, NEG_INF, block_max, cuda, device_function, f32, i32, kernel
-from kernels.random import QUARTER, ROLE_RESIDUAL, ROLE_TOKEN, TILE, gumbel, high_words, low_words, unsigned, word_of
+from kernels.random import QUARTER, ROLE_RESIDUAL, ROLE_TOKEN, TILE, high_words, unsigned, word_of
 from kernels.reject import draft_probability
-from kernels.sample import NO_COLUMN, tile_bound
+from kernels.sample import NO_COLUMN, drawn, tile_bound
 
 
 @device_function
@@ -88,7 +88,6 @@ def residual_stripes(
                     for n in range(first, QUARTER, step):
                         call = i32(tile) * i32(QUARTER) + i32(n)
                         highs = high_words(call, position, role, k0, k1)
-                        lows = low_words(call, position, role, k0, k1)
                         for which in range(4):
                             column = i32(tile) * i32(TILE) + i32(which) * i32(QUARTER) + i32(n)
                             if column < vocab_size:
@@ -97,7 +96,7 @@ def residual_stripes(
                                     q = draft_probability(draft_ids, draft_probs, slot, accepted, column)
                                     score = residual_logit(score, log_sum[row], scale[request], q)
                                 if noisy:
-                                    score = f32(score + gumbel(word_of(highs, which), word_of(lows, which)))
+                                    score = drawn(score, value, word_of(highs, which), call, which, position, role, k0, k1)
                                 if score > value or (score == value and column < chosen and score > NEG_INF):
                                     value = score
                                     chosen = column

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernels.argmax import float_order
-from kernels.lang import MAX_THREADS, NEG_INF, block_max, cuda, device_function, f32, i32, kernel
+from kernels.lang import MAX_THREADS, NEG_INF, block_max, cuda, device_function, f32, i32, kernel, u64
 from kernels.random import (
     QUARTER,
     ROLE_TOKEN,
@@ -37,11 +37,11 @@ def tile_bound(processed, row, tile, first, step, vocab_size, noisy, position, r
         if start + i32(TILE) <= vocab_size:
             for n in range(first, QUARTER, step):
                 w0, w1, w2, w3 = high_words(tile * i32(QUARTER) + i32(n), position, role, k0, k1)
-                at = start + i32(n)
+                at = u64(start + i32(n))  # an unsigned index needs no check for counting from the end
                 best = max(best, bounded(processed[row, at], w0))
-                best = max(best, bounded(processed[row, at + i32(QUARTER)], w1))
-                best = max(best, bounded(processed[row, at + i32(2 * QUARTER)], w2))
-                best = max(best, bounded(processed[row, at + i32(3 * QUARTER)], w3))
+                best = max(best, bounded(processed[row, at + u64(QUARTER)], w1))
+                best = max(best, bounded(processed[row, at + u64(2 * QUARTER)], w2))
+                best = max(best, bounded(processed[row, at + u64(3 * QUARTER)], w3))
         else:
             for n in range(first, QUARTER, step):
                 words = high_words(tile * i32(QUARTER) + i32(n), position, role, k0, k1)
@@ -51,8 +51,18 @@ def tile_bound(processed, row, tile, first, step, vocab_size, noisy, position, r
                         best = max(best, bounded(processed[row, column], word_of(words, which)))
     else:
         for column in range(start + first, min(start + i32(TILE), vocab_size), step):
-            best = max(best, float_order(processed[row, column]))
+            best = max(best, float_order(processed[row, u64(column)]))
     return best
+
+
+@device_function
+def drawn(logit, value, high, call, which, position, role, k0, k1):
+    """logit + Gumbel noise of a column; -inf where that cannot reach `value`, which saves the low word and two logarithms."""
+    score = NEG_INF
+    if f32(logit + gumbel_bound(high)) >= value:
+        low = word_of(low_words(call, position, role, k0, k1), which)
+        score = f32(logit + gumbel(high, low))
+    return score
 
 
 @kernel(writes=("best_score", "best_column"))
@@ -95,13 +105,12 @@ def race_stripes(
                     for n in range(first, QUARTER, step):
                         call = i32(tile) * i32(QUARTER) + i32(n)
                         highs = high_words(call, position, role, k0, k1)
-                        lows = low_words(call, position, role, k0, k1)
                         for which in range(4):
                             column = i32(tile) * i32(TILE) + i32(which) * i32(QUARTER) + i32(n)
                             if column < vocab_size:
                                 score = processed[row, column]
                                 if noisy:
-                                    score = f32(score + gumbel(word_of(highs, which), word_of(lows, which)))
+                                    score = drawn(score, value, word_of(highs, which), call, which, position, role, k0, k1)
                                 if score > value or (score == value and column < chosen and score > NEG_INF):
                                     value = score
                                     chosen = column
