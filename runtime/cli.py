@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,6 +34,7 @@ from runtime.config import RunConfig
 from runtime.prompts import Prompt
 from runtime.report import RunRecord, render_info, stats_line
 from runtime.text_printer import TextPrinter
+from runtime.watch import Watch
 
 if TYPE_CHECKING:
     from runtime.engine import Engine
@@ -77,6 +79,7 @@ def run(
     max_tokens: MaxTokens = None,
     set_: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Prints one JSON object instead of text.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Shows on stderr what the engine does; text follows at the end.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Answers prompts: text as it is produced, at the end a line of statistics."""
@@ -84,7 +87,7 @@ def run(
         settings = settings_of(config, set_, max_tokens)
         prompts = prompts_of(settings, prompt, prompt_file)
         with open_engine(settings, quiet) as engine:
-            finished = _answer(engine, settings, prompts, as_json=as_json)
+            finished = _answer(engine, settings, prompts, as_json=as_json, watch=watch)
     if not finished:
         raise typer.Exit(INTERRUPTED)
 
@@ -114,7 +117,7 @@ def main() -> None:
         sys.exit(INTERRUPTED)
 
 
-def _answer(engine: Engine, settings: RunConfig, prompts: list[Prompt], *, as_json: bool) -> bool:
+def _answer(engine: Engine, settings: RunConfig, prompts: list[Prompt], *, as_json: bool, watch: bool) -> bool:
     """Prints the answers and the statistics. False when interrupted, with what there was printed all the same."""
     # A terminal that cannot show a character gets a question mark instead of an error in mid-answer.
     if hasattr(sys.stdout, "reconfigure"):
@@ -122,15 +125,18 @@ def _answer(engine: Engine, settings: RunConfig, prompts: list[Prompt], *, as_js
     printer = None if as_json else TextPrinter(sys.stdout, prompts, live=settings.run.stream)
     record = RunRecord(prompts, time.perf_counter())
     interrupted = False
-    try:
-        for event in engine.stream(prompts, settings.sampling.params()):
-            record.add(event, time.perf_counter())
-            if printer is not None:
-                printer.add(event.index, event.text, ended=event.output is not None)
-    except KeyboardInterrupt:
-        interrupted = True
-        if printer is not None:
-            printer.interrupt()
+    with Watch(engine, printer) if watch else nullcontext() as view:
+        try:
+            for event in engine.stream(prompts, settings.sampling.params()):
+                record.add(event, time.perf_counter())
+                if view is not None:
+                    view.add(event)
+                elif printer is not None:
+                    printer.add(event.index, event.text, ended=event.output is not None)
+        except KeyboardInterrupt:
+            interrupted = True
+    if interrupted and printer is not None:
+        printer.interrupt()
     if as_json:
         values = record.as_dict() | {"paths": engine.info().get("paths", {})}
         print(json.dumps(values, ensure_ascii=False), flush=True)

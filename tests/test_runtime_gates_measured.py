@@ -71,14 +71,15 @@ def test_a_graph_pass_that_was_slowed_is_no_pass(monkeypatch: pytest.MonkeyPatch
     assert (axes[2].verdict, axes[2].value) == (Verdict.OPEN_GAP, pytest.approx(0.94))
 
 
-def test_g3_compares_the_two_runners_at_both_concurrencies(tmp_path: Path) -> None:
+def test_g3_compares_the_two_runners_at_both_concurrencies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(g3, "INPUT_LEN", 4)
+    monkeypatch.setattr(g3, "OUTPUT_LEN", 6)
     write_tiny_checkpoint(tmp_path / "model", LOOPING)
 
     @contextmanager
     def open_arm(arm: Arm) -> Iterator[Any]:
-        sizes: dict[str, Any] = {"scheduler__max_num_seqs": 8, "scheduler__max_model_len": 512, "scheduler__block_size": 16}
-        sizes["scheduler__max_num_batched_tokens"] = 512
-        with open_tiny(tmp_path / "model", k=0, poison=False, runner__async=arm.config.runner.async_, **sizes) as engine:
+        options = {"runner__async": arm.config.runner.async_, "scheduler__max_num_seqs": 8}
+        with open_tiny(tmp_path / "model", k=0, poison=False, **options) as engine:
             yield engine
 
     found = g3.check_g3(load_config({"model": {"source": "random:tiny"}}), open_arm, lambda done, total: None)
