@@ -8,7 +8,7 @@ import sys
 import time
 from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +17,7 @@ from runtime.cli_compare import compare
 from runtime.cli_gates import gates
 from runtime.cli_profile import profile
 from runtime.cli_records import records
+from runtime.cli_sampling import Logprobs, MinP, Seed, Sequences, Stop, Temperature, TopK, TopP, sampling_overrides
 from runtime.cli_session import (
     INTERRUPTED,
     ConfigPath,
@@ -27,12 +28,13 @@ from runtime.cli_session import (
     Quiet,
     exits,
     open_engine,
-    prompts_of,
+    requests_of,
     settings_of,
 )
 from runtime.config import RunConfig
 from runtime.prompts import Prompt
 from runtime.report import RunRecord, render_info, stats_line
+from runtime.sampling import SamplingParams
 from runtime.text_printer import TextPrinter
 from runtime.watch import Watch
 
@@ -77,17 +79,27 @@ def run(
     prompt: Prompts = None,
     prompt_file: PromptFile = None,
     max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
+    seed: Seed = None,
+    stop: Stop = None,
+    logprobs: Logprobs = None,
+    n: Sequences = None,
     set_: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Prints one JSON object instead of text.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Shows on stderr what the engine does; text follows at the end.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Answers prompts: text as it is produced, at the end a line of statistics."""
+    given: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "seed": seed}
+    given |= {"stop": stop or None, "logprobs": logprobs, "n": n}
     with exits():
-        settings = settings_of(config, set_, max_tokens)
-        prompts = prompts_of(settings, prompt, prompt_file)
+        settings = settings_of(config, [*(set_ or []), *sampling_overrides(given)], max_tokens)
+        requests = requests_of(settings, prompt, prompt_file)
         with open_engine(settings, quiet) as engine:
-            finished = _answer(engine, settings, prompts, as_json=as_json, watch=watch)
+            finished = _answer(engine, settings, *requests, as_json=as_json, watch=watch)
     if not finished:
         raise typer.Exit(INTERRUPTED)
 
@@ -117,17 +129,21 @@ def main() -> None:
         sys.exit(INTERRUPTED)
 
 
-def _answer(engine: Engine, settings: RunConfig, prompts: list[Prompt], *, as_json: bool, watch: bool) -> bool:
+def _answer(
+    engine: Engine, settings: RunConfig, prompts: list[Prompt], params: list[SamplingParams], *, as_json: bool, watch: bool
+) -> bool:
     """Prints the answers and the statistics. False when interrupted, with what there was printed all the same."""
     # A terminal that cannot show a character gets a question mark instead of an error in mid-answer.
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
-    printer = None if as_json else TextPrinter(sys.stdout, prompts, live=settings.run.stream)
-    record = RunRecord(prompts, time.perf_counter())
+    # A prompt with n answers is n requests, one behind the other.
+    asked = [prompt for prompt, each in zip(prompts, params, strict=True) for _ in range(each.n)]
+    printer = None if as_json else TextPrinter(sys.stdout, asked, live=settings.run.stream)
+    record = RunRecord(asked, time.perf_counter())
     interrupted = False
     with Watch(engine, printer) if watch else nullcontext() as view:
         try:
-            for event in engine.stream(prompts, settings.sampling.params()):
+            for event in engine.stream(prompts, params):
                 record.add(event, time.perf_counter())
                 if view is not None:
                     view.add(event)

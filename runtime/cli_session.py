@@ -18,7 +18,9 @@ import typer
 from runtime.config import RunConfig, load_config
 from runtime.console import progress_bar, silent_bar, start_logging
 from runtime.errors import ConfigError, DeviceError, DraftgraphError, PromptError
-from runtime.prompts import Prompt, check_prompt, read_prompt_file
+from runtime.prompts import Prompt, check_prompt
+from runtime.request_file import FileRequest, read_prompt_file, read_request_file
+from runtime.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from runtime.engine import Engine
@@ -32,7 +34,11 @@ Overrides = Annotated[
 Prompts = Annotated[list[str] | None, typer.Option("--prompt", "-p", metavar="TEXT", help="A prompt; may be repeated.")]
 PromptFile = Annotated[
     str | None,
-    typer.Option("--prompt-file", metavar="FILE", help="One prompt a line, or a JSON list of texts, chats or id lists."),
+    typer.Option(
+        "--prompt-file",
+        metavar="FILE",
+        help='One prompt a line, or a JSON list of texts, chats or id lists; {"prompt": ..., "top_p": ...} sets parameters.',
+    ),
 ]
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", metavar="N", help="Tokens to produce at most.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No log lines and no progress on stderr.")]
@@ -54,6 +60,19 @@ def prompts_of(settings: RunConfig, texts: list[str] | None, file: str | None) -
     for number, prompt in enumerate(prompts, start=1):
         check_prompt(prompt, f"prompt {number}")
     return prompts
+
+
+def requests_of(settings: RunConfig, texts: list[str] | None, file: str | None) -> tuple[list[Prompt], list[SamplingParams]]:
+    """Prompts as `prompts_of` has them, and the parameters of each: those of the configuration, but for what a file says of one."""
+    requests = [FileRequest(f"prompt {number}", text) for number, text in enumerate(texts or [], start=1)]
+    if file is not None:
+        requests += read_request_file(file)
+    if not requests:
+        requests = [FileRequest("run.prompts", prompt) for prompt in prompts_of(settings, None, None)]
+    for request in requests:
+        check_prompt(request.prompt, request.where)
+    defaults = settings.sampling.params()
+    return [request.prompt for request in requests], [request.params(defaults) for request in requests]
 
 
 def open_engine(settings: RunConfig, quiet: bool) -> Engine:

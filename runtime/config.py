@@ -11,7 +11,16 @@ from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeGuard
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from runtime.config_errors import describe
@@ -19,6 +28,7 @@ from runtime.config_file import merge, parse_override, read_yaml
 from runtime.errors import ConfigError, PromptError, SamplingError
 from runtime.prompts import check_prompt
 from runtime.sampling import SamplingParams
+from runtime.sampling_checks import logit_bias
 
 MAX_BLOCK_SIZE = 256
 
@@ -94,11 +104,21 @@ class Section(BaseModel):
 
 
 class ModelConfig(Section):
+def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
+    try:
+        return logit_bias(value)
+    except SamplingError as error:
+        raise PydanticCustomError("logit_bias", "{text}", {"text": str(error)}) from error
+
+
     """The checkpoint and the type its weights are held in."""
 
     source: str = Field(min_length=1)
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     revision: str | None = None
+OptionalIds: TypeAlias = Annotated[tuple[int, ...] | None, Field(strict=False)]
+LogitBias: TypeAlias = Annotated[tuple[tuple[int, float], ...], PlainValidator(_logit_bias), PlainSerializer(dict)]
+Words: TypeAlias = Annotated[tuple[Any, ...], Field(strict=False)]  # SamplingParams says what each may be
 
 
 class MirrorConfig(Section):
@@ -197,11 +217,24 @@ class RunConfig(Section):
     numerics: Literal["fast", "batch_invariant"] = "fast"
     seed: int = Field(default=0, ge=0, lt=2**63)
     sampling: SamplingConfig = SamplingConfig()
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
     run: PromptsConfig = PromptsConfig()
 
     @model_validator(mode="after")
+    include_stop_str_in_output: bool = False
     def _check_together(self) -> RunConfig:
         if problems := _contradictions(self):
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: LogitBias = ()
+    allowed_token_ids: OptionalIds = None
+    bad_words: Words = ()
+    n: int = 1
+    logprobs: int | None = None
             # Not a ValueError: pydantic passes it on as it is, one line for each problem.
             raise ConfigError("\n".join(problems))
         return self

@@ -1,11 +1,9 @@
-"""Prompts: where they come from (command line, file, config), what they may be, and how they become token ids."""
+"""Prompts: what they may be, and how they become token ids."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from runtime.errors import PromptError
@@ -142,55 +140,3 @@ def as_prompt_list(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     if not several:
         raise PromptError("prompts: empty; give at least one prompt")
     return several  # type: ignore[return-value]
-
-
-def read_prompt_file(path: str | Path) -> list[Prompt]:
-    """Prompts of a file, in order.
-
-    JSON: a list whose elements are texts, chats or token-id lists. It is read as JSON when the name ends in .json or
-    the whole file is a JSON list. Otherwise each line that is not blank is a prompt.
-
-    Raises PromptError: no such file, not UTF-8 (with line), malformed JSON (with line and column), wrong element.
-    """
-    file = Path(path).expanduser()
-    text = _read_text(file)
-    data: object = None
-    if file.suffix.lower() == ".json" or text.lstrip().startswith("["):
-        try:
-            data = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
-            # A line that merely begins with a bracket is a prompt like any other, unless the name promises JSON.
-            if file.suffix.lower() == ".json":
-                raise PromptError(f"prompt file {file}: malformed JSON: {error}") from error
-        else:
-            return _json_prompts(data, file)
-    lines = [line.rstrip("\r") for line in text.split("\n") if line.strip()]
-    if not lines:
-        raise PromptError(f"prompt file {file}: empty; write one prompt a line, or a JSON list")
-    return list(lines)
-
-
-def _json_prompts(data: object, file: Path) -> list[Prompt]:
-    if not isinstance(data, list) or not data:
-        raise PromptError(f"prompt file {file}: must be a JSON list with at least one prompt")
-    for number, prompt in enumerate(data, start=1):
-        check_prompt(prompt, f"prompt file {file}: prompt {number}")
-    return data
-
-
-def _read_text(file: Path) -> str:
-    try:
-        raw = file.read_bytes()
-    except FileNotFoundError as error:
-        raise PromptError(f"prompt file {file}: no such file") from error
-    except IsADirectoryError as error:
-        raise PromptError(f"prompt file {file}: is a directory; give a file") from error
-    except OSError as error:
-        raise PromptError(f"prompt file {file}: cannot be read: {error.strerror}") from error
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise PromptError(
-            f"prompt file {file}: line {line}: invalid UTF-8 at byte {error.start}; save the file as UTF-8"
-        ) from error

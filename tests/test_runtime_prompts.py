@@ -11,7 +11,8 @@ import pytest
 
 from runtime.chat import ChatTemplate
 from runtime.errors import PromptError, SamplingError
-from runtime.prompts import PromptEncoder, as_prompt_list, read_prompt_file
+from runtime.prompts import PromptEncoder, as_prompt_list
+from runtime.request_file import read_prompt_file
 from runtime.sampling import SamplingParams
 from runtime.tokenizer import Tokenizer
 from tests.test_runtime_tokenizer import tiny_source

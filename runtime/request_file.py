@@ -1,0 +1,122 @@
+"""Request files: prompts from a file, each with parameters of its own where it names them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import PromptError, SamplingError
+from runtime.prompts import Prompt, check_prompt
+from runtime.sampling import SamplingParams
+
+PROMPT_KEY = "prompt"
+
+
+@dataclass(frozen=True)
+class FileRequest:
+    """One request of a file.
+
+    where    names it in messages
+    prompt   a text, a chat or token ids
+    fields   parameters that it sets, by their names in SamplingParams
+    """
+
+    where: str
+    prompt: Prompt
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    def params(self, defaults: SamplingParams) -> SamplingParams:
+        """`defaults` with the request's own parameters. Raises SamplingError that says where."""
+        try:
+            return defaults.with_fields(self.fields)
+        except SamplingError as error:
+            raise SamplingError(f"{self.where}: {error}") from error
+
+
+def read_request_file(path: str | Path) -> list[FileRequest]:
+    """Requests of a file, in order.
+
+    JSON: a list whose elements are texts, chats, token-id lists, or objects {"prompt": ..., "temperature": 0.7, ...}. It is read as
+    JSON when the name ends in .json or the whole file is a JSON list. In a file whose name ends in .jsonl each line is one such
+    element. Of any other file each line that is not blank is a text, or such an object where it is one.
+
+    Raises PromptError: no such file, not UTF-8 (with line), malformed JSON (with line and column), wrong element.
+    """
+    file = Path(path).expanduser()
+    text = _read_text(file)
+    kind = file.suffix.lower()
+    if kind != ".jsonl" and (kind == ".json" or text.lstrip().startswith("[")):
+        try:
+            data = json.loads(text)
+        except (json.JSONDecodeError, RecursionError) as error:
+            # A line that merely begins with a bracket is a prompt like any other, unless the name promises JSON.
+            if kind == ".json":
+                raise PromptError(f"prompt file {file}: malformed JSON: {error}") from error
+        else:
+            if not isinstance(data, list) or not data:
+                raise PromptError(f"prompt file {file}: must be a JSON list with at least one prompt")
+            return [_request(value, f"prompt file {file}: prompt {number}") for number, value in enumerate(data, start=1)]
+    requests = list(_lines(text, file, promised=kind == ".jsonl"))
+    if not requests:
+        raise PromptError(f"prompt file {file}: empty; write one prompt a line, or a JSON list")
+    return requests
+
+
+def read_prompt_file(path: str | Path) -> list[Prompt]:
+    """Prompts of a file whose requests name no parameters. Raises PromptError as `read_request_file`, and where one does."""
+    requests = read_request_file(path)
+    for request in requests:
+        if request.fields:
+            names = ", ".join(request.fields)
+            raise PromptError(f"{request.where}: sets {names}, but every request here gets the same parameters; remove it")
+    return [request.prompt for request in requests]
+
+
+def _lines(text: str, file: Path, *, promised: bool) -> Iterator[FileRequest]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        line = line.rstrip("\r")
+        where = f"prompt file {file}: line {number}"
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            if promised:
+                raise PromptError(f"{where}: malformed JSON: {error}") from error
+            value = line
+        if promised or (isinstance(value, dict) and PROMPT_KEY in value):
+            yield _request(value, where)
+        else:
+            yield FileRequest(where, line)
+
+
+def _request(value: Any, where: str) -> FileRequest:
+    fields: dict[str, Any] = {}
+    if isinstance(value, dict):
+        fields = dict(value)
+        if PROMPT_KEY not in fields:
+            raise PromptError(f"{where} = {value!r}: must be a text, a chat, token ids, or an object with the key {PROMPT_KEY}")
+        value = fields.pop(PROMPT_KEY)
+    check_prompt(value, where)
+    return FileRequest(where, value, fields)
+
+
+def _read_text(file: Path) -> str:
+    try:
+        raw = file.read_bytes()
+    except FileNotFoundError as error:
+        raise PromptError(f"prompt file {file}: no such file") from error
+    except IsADirectoryError as error:
+        raise PromptError(f"prompt file {file}: is a directory; give a file") from error
+    except OSError as error:
+        raise PromptError(f"prompt file {file}: cannot be read: {error.strerror}") from error
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise PromptError(
+            f"prompt file {file}: line {line}: invalid UTF-8 at byte {error.start}; save the file as UTF-8"
+        ) from error
