@@ -84,11 +84,21 @@ def _prompt(value: object) -> object:
     return value
 
 
+def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
+    try:
+        return logit_bias(value)
+    except SamplingError as error:
+        raise PydanticCustomError("logit_bias", "{text}", {"text": str(error)}) from error
+
+
 AutoCount: TypeAlias = Annotated[int | Literal["auto"], PlainValidator(_auto_or_count)]
 Buckets: TypeAlias = Annotated[tuple[int, ...] | Literal["auto"], PlainValidator(_buckets)]
 # YAML has lists only; the frozen model keeps tuples.
 Strings: TypeAlias = Annotated[tuple[str, ...], Field(strict=False)]
 Ids: TypeAlias = Annotated[tuple[int, ...], Field(strict=False)]
+OptionalIds: TypeAlias = Annotated[tuple[int, ...] | None, Field(strict=False)]
+LogitBias: TypeAlias = Annotated[tuple[tuple[int, float], ...], PlainValidator(_logit_bias), PlainSerializer(dict)]
+Words: TypeAlias = Annotated[tuple[Any, ...], Field(strict=False)]  # SamplingParams says what each may be
 Prompts: TypeAlias = Annotated[tuple[Annotated[Any, BeforeValidator(_prompt)], ...], Field(strict=False)]
 
 
@@ -104,21 +114,11 @@ class Section(BaseModel):
 
 
 class ModelConfig(Section):
-def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
-    try:
-        return logit_bias(value)
-    except SamplingError as error:
-        raise PydanticCustomError("logit_bias", "{text}", {"text": str(error)}) from error
-
-
     """The checkpoint and the type its weights are held in."""
 
     source: str = Field(min_length=1)
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     revision: str | None = None
-OptionalIds: TypeAlias = Annotated[tuple[int, ...] | None, Field(strict=False)]
-LogitBias: TypeAlias = Annotated[tuple[tuple[int, float], ...], PlainValidator(_logit_bias), PlainSerializer(dict)]
-Words: TypeAlias = Annotated[tuple[Any, ...], Field(strict=False)]  # SamplingParams says what each may be
 
 
 class MirrorConfig(Section):
@@ -183,12 +183,25 @@ class SamplingConfig(Section):
     """Defaults of every request; ranges are checked by SamplingParams."""
 
     temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
     max_tokens: int = 128
     min_tokens: int = 0
     seed: int | None = None
     stop: Strings = ()
+    include_stop_str_in_output: bool = False
     stop_token_ids: Ids = ()
     ignore_eos: bool = False
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: LogitBias = ()
+    allowed_token_ids: OptionalIds = None
+    bad_words: Words = ()
+    n: int = 1
+    logprobs: int | None = None
 
     def params(self) -> SamplingParams:
         """The same values as SamplingParams. Raises SamplingError."""
@@ -217,24 +230,11 @@ class RunConfig(Section):
     numerics: Literal["fast", "batch_invariant"] = "fast"
     seed: int = Field(default=0, ge=0, lt=2**63)
     sampling: SamplingConfig = SamplingConfig()
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
     run: PromptsConfig = PromptsConfig()
 
     @model_validator(mode="after")
-    include_stop_str_in_output: bool = False
     def _check_together(self) -> RunConfig:
         if problems := _contradictions(self):
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: LogitBias = ()
-    allowed_token_ids: OptionalIds = None
-    bad_words: Words = ()
-    n: int = 1
-    logprobs: int | None = None
             # Not a ValueError: pydantic passes it on as it is, one line for each problem.
             raise ConfigError("\n".join(problems))
         return self
