@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +25,9 @@ from runtime.cli_session import (
 from runtime.config import RunConfig
 from runtime.console import progress_bar, silent_bar
 from runtime.errors import ConfigError
+
+if TYPE_CHECKING:
+    from runtime.compare import Plan
 
 
 def compare(
@@ -48,6 +54,9 @@ def compare(
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Writes the result, every measurement included; - is stdout.")
     ] = None,
+    record: Annotated[
+        Path | None, typer.Option("--record", metavar="DIR", help="Writes a record of each pair of arms, for `draftgraph records`.")
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Compares arms pair by pair: AB BA AB..., equal arms first. Their difference is the floor; below it no ratio is printed.
@@ -72,6 +81,8 @@ def compare(
         plan = Plan(levels, texts, base.sampling.params(), input_len, pairs, num_warmups, same_outputs=not other_outputs)
         with (silent_bar if quiet else progress_bar)("comparing", "runs") as advance:
             report = run_compare(parsed, plan, lambda arm: open_engine(arm.config, True), advance)
+        if record is not None:
+            _keep(report, plan, base, " ".join(["draftgraph compare", config, "--arms", *map(shlex.quote, names)]), record)
         report |= {"results": [result.as_dict() for result in report["results"]]}
         text = json.dumps(report, indent=2)
         if json_file == "-":
@@ -110,3 +121,27 @@ def _refuse_narrow(configs: list[RunConfig], levels: list[int]) -> None:
             f"--concurrency {max(levels)}: above scheduler.max_num_seqs = {slots}, so requests would wait in line; "
             f"add --set scheduler.max_num_seqs={max(levels)}"
         )
+
+
+def _keep(report: dict[str, Any], plan: Plan, base: RunConfig, command: str, folder: Path) -> None:
+    """A record for each opponent of the first arm."""
+    from runtime.compare import axis_of
+    from runtime.gates.verdict import GateReport
+    from runtime.records import Record
+
+    for second in dict.fromkeys(result.second for result in report["results"]):
+        results = [result for result in report["results"] if result.second == second]
+        title = f"{results[0].first} against {second}"
+        workload = {
+            "model": base.model.source,
+            "arms": [results[0].first, second],
+            "concurrency": list(plan.levels),
+            "input_len": plan.input_len,
+            "output_len": plan.params.max_tokens,
+            "pairs": plan.num_pairs,
+            "config": base.as_dict(),
+        }
+        gate = GateReport("compare", title, tuple(axis_of(result) for result in results), (), {})
+        medians = {f"{result.metric} at {result.concurrency}": list(result.medians) for result in results if result.effect}
+        path = Record.of(gate, workload, report["facts"] | {"medians": medians}, command).write(folder)
+        print(f"wrote {path}", file=sys.stderr, flush=True)

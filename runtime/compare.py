@@ -16,12 +16,13 @@ import numpy as np
 
 from runtime.compare_arms import Arm, Sample, measure
 from runtime.compare_statistics import Effect, Told, abba, effect, log_ratios, spread
-from runtime.gates.verdict import Verdict
+from runtime.gates.verdict import Axis, Verdict
 from runtime.machine import describe, gpu_clocks
 from runtime.prompts import Prompt
 from runtime.sampling import SamplingParams
 
 LOWER_IS_BETTER = {"tpot_ms": True, "tokens_per_s": False}
+METRICS = {"tpot_ms": "time per token", "tokens_per_s": "throughput"}
 Pairs = tuple[list[Sample], list[Sample]]
 Open = Callable[[Arm], AbstractContextManager[Any]]
 
@@ -171,6 +172,13 @@ def judged(metric: str, equal: Pairs | None, pairs: Pairs, *, same_outputs: bool
     better = found.told is Told.FIRST
     detail = f"the first arm is {'better' if better else 'worse'}; equal arms differ by up to {100 * floor:.2f} %"
     return result(Verdict.SATISFIED if better else Verdict.OPEN_GAP, detail, found)
+
+
+def axis_of(result: Result) -> Axis:
+    """For a gate or a record: value and floor are log ratios, 0.05 is 5.1 % better. Without an effect there is no value."""
+    value = None if result.effect is None else result.effect.log_ratio
+    failed = None if result.verdict is Verdict.SATISFIED else result.verdict
+    return Axis(f"{METRICS[result.metric]} at concurrency {result.concurrency}", value, result.floor, result.detail, failed)
 
 
 def _log_ratios(metric: str, pairs: Pairs, lower: bool) -> list[float]:

@@ -16,8 +16,8 @@ from runtime.prompts import Prompt
 from runtime.report import RunRecord
 from runtime.sampling import SamplingParams
 
-NOISY_COUNTERS = ("event_queries",)
-"""A query of an event may find it reached or not: how often one asks is no path."""
+NOISY_COUNTERS = ("event_queries", "copied_bytes")
+"""What differs between runs of one arm: how often an event is asked for, how many cells of its block table a reused slot changes."""
 
 
 @dataclass(frozen=True)

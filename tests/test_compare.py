@@ -20,6 +20,7 @@ from runtime.compare_statistics import abba
 from runtime.config import RunConfig, load_config
 from runtime.errors import ConfigError
 from runtime.gates.verdict import Verdict
+from runtime.records import read_records
 from runtime.sampling import SamplingParams
 from tests.tiny_checkpoint import write_tiny_checkpoint
 from tests.tiny_engine import LOOPING, open_tiny
@@ -171,12 +172,17 @@ def config(model: Path, tmp_path: Path) -> str:
 def test_the_command_takes_arms_and_concurrencies_in_a_row(config: str, tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     options = ["--concurrency", "1", "2", "--pairs", "4", "--num-warmups", "0", "--output-len", "4", "--json", str(file), "-q"]
+    options += ["--record", str(tmp_path / "records")]
     result = CliRunner().invoke(app, ["compare", config, "--arms", "runner.async=true", "runner.async=false", *options])
     assert result.exit_code == 0, result.output
     assert "4 pairs in the order AB BA" in result.stdout
     report = json.loads(file.read_text())
     assert [entry["concurrency"] for entry in report["samples"]] == [1, 2, 1, 2]
     assert report["facts"]["model"]["dtype"] == "float32"
+    [(_, record)] = read_records(tmp_path / "records")
+    assert record.title == "runner.async=true against runner.async=false"
+    assert len(record.axes) == 4
+    assert not record.stale
 
 
 @pytest.mark.parametrize(

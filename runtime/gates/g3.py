@@ -6,17 +6,16 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from runtime.compare import Plan, Result, compare
+from runtime.compare import METRICS, Plan, axis_of, compare
 from runtime.compare_arms import Arm
 from runtime.config import RunConfig, load_config
 from runtime.gates.measured import Measured, not_measured
-from runtime.gates.verdict import Axis, GateReport, Verdict
+from runtime.gates.verdict import GateReport
 
 TITLE = "the asynchronous runner is faster than the synchronous one"
 ARMS = ("runner.async=true", "runner.async=false")
 LEVELS = (1, 8)
 INPUT_LEN, OUTPUT_LEN = 128, 128
-NAMES = {"tpot_ms": "time per token", "tokens_per_s": "throughput"}
 
 
 def check_g3(
@@ -40,18 +39,11 @@ def check_g3(
         "pairs": plan.num_pairs,
         "config": base.as_dict(),
     }
-    axes = tuple(_axis(result) for result in report["results"])
+    axes = tuple(axis_of(result) for result in report["results"])
     figures = {"medians": {f"{r.metric} at {r.concurrency}": list(r.medians) for r in report["results"]}}
     return Measured(GateReport("G3", TITLE, axes, (), figures), workload, report["facts"])
 
 
 def without_gpu(reason: str) -> GateReport:
-    names = [f"{name} at concurrency {level}" for level in LEVELS for name in NAMES.values()]
+    names = [f"{name} at concurrency {level}" for level in LEVELS for name in METRICS.values()]
     return not_measured("G3", TITLE, names, reason)
-
-
-def _axis(result: Result) -> Axis:
-    """Value and floor are log ratios: 0.05 is 5.1 % better. Without an effect there is no value."""
-    value = None if result.effect is None else result.effect.log_ratio
-    failed = None if result.verdict is Verdict.SATISFIED else result.verdict
-    return Axis(f"{NAMES[result.metric]} at concurrency {result.concurrency}", value, result.floor, result.detail, failed)
