@@ -30,8 +30,8 @@ from runtime.speculators.train.blocks import Blocks, blocks_of  # noqa: E402
 from runtime.speculators.train.documents import Document, DocumentStore, cut_loops  # noqa: E402
 from runtime.speculators.train.drafter import TorchDrafter  # noqa: E402
 from runtime.speculators.train.generate import Generator  # noqa: E402
+from runtime.speculators.train.held_out import HeldOut  # noqa: E402
 from runtime.speculators.train.losses import HeadLoss, HeadTask, best_columns, selector_loss  # noqa: E402
-from runtime.speculators.train.prompts import HeldOut  # noqa: E402
 from runtime.speculators.train.rows import Rows, Taps, compute_taps, pack  # noqa: E402
 from runtime.speculators.train.settings import TrainingSettings  # noqa: E402
 from runtime.speculators.train.target import TorchTarget  # noqa: E402
@@ -126,10 +126,11 @@ def test_loops_are_cut(documents: list[Document]) -> None:
 
 def test_documents_survive_their_process(tmp_path: Path, documents: list[Document]) -> None:
     store = DocumentStore(tmp_path)
-    store.add(documents[:2], 1.0)
-    store.add(documents[2:], 2.0)
+    store.add("magpie", documents[:2], 1.0, 3)
+    store.add("file", documents[2:], 1.0, 0)
     again = DocumentStore(tmp_path)
-    assert (again.batches, again.seconds, again.num_answer_tokens) == (2, 2.0, store.num_answer_tokens)
+    assert (again.batches, again.seconds, again.refused, again.num_answer_tokens) == (2, 2.0, 3, store.num_answer_tokens)
+    assert again.kinds == {"magpie": 2, "file": 1}
     for ours, theirs in zip(again.documents, documents, strict=True):
         np.testing.assert_array_equal(ours.prompt, theirs.prompt)
         np.testing.assert_array_equal(ours.answer, theirs.answer)
@@ -216,7 +217,7 @@ def test_dpace_weights_are_those_of_its_formula() -> None:
 
 
 def test_best_columns_are_those_of_topk() -> None:
-    logits = torch.randn(5, 256 * 40, generator=torch.Generator().manual_seed(3))
+    logits = torch.randn(5, 64 * 40, generator=torch.Generator().manual_seed(3))
     torch.testing.assert_close(best_columns(logits, 16), logits.topk(16, -1)[1])
 
 
@@ -414,12 +415,17 @@ def train(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_whole_run_ends_in_a_drafter_that_the_engine_uses(model: TinyModel, tmp_path: Path) -> None:
     config = write_config(tmp_path, model)
-    done = train(str(config), "--prompts", str(tmp_path / "own.txt"), "--json", "--quiet")
+    own = ["--prompts", str(tmp_path / "own.txt")]
+    written = train(str(config), *own, "--output", str(tmp_path / "text"), "--text-only", "--quiet")
+    assert written.returncode == 0, written.stderr
+    also = ["--set", f"data.also=[{tmp_path / 'text' / 'documents'}]"]
+    done = train(str(config), *own, *also, "--json", "--quiet")
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert summary["steps"] == 25
-    assert summary["data"]["answer_tokens"] > 0
-    assert "file" in summary["data"]["by_kind"]
+    assert summary["data"]["answer_tokens"] > json.loads(written.stdout)["documents_by_kind"]["file"]
+    assert summary["data"]["runs"] == 2
+    assert "file" in summary["data"]["documents_by_kind"]
     assert set(summary["acceptance"]) == {"k=4", "k=7"}
     assert set(summary["acceptance"]["k=7"]["by_kind"]) == {"talk", "story"}
     out = tmp_path / "out"
@@ -431,12 +437,12 @@ def test_a_whole_run_ends_in_a_drafter_that_the_engine_uses(model: TinyModel, tm
     with open_tiny(model.path, k=0) as engine:
         plain = engine.generate(prompts, SamplingParams(max_tokens=16))
     assert [output.token_ids for output in drafted] == [output.token_ids for output in plain]
-    again = train(str(config), "--prompts", str(tmp_path / "own.txt"), "--json", "--quiet")
+    again = train(str(config), *own, *also, "--json", "--quiet")
     assert again.returncode == 0, again.stderr
     # Nothing was left to do: neither text nor steps were added.
     assert json.loads(again.stdout)["steps"] == 25
-    assert json.loads(again.stdout)["data"]["answer_tokens"] == summary["data"]["answer_tokens"]
-    other = train(str(config), "--prompts", str(tmp_path / "own.txt"), "--set", "training.learning_rate=0.1", "--quiet")
+    assert json.loads(again.stdout)["data"] == summary["data"]
+    other = train(str(config), *own, "--set", "training.learning_rate=0.1", "--quiet")
     assert other.returncode == 2
     assert "holds a run of other settings (training.learning_rate differ)" in other.stderr
 

@@ -25,6 +25,7 @@ def train(
     set_: Overrides = None,
     prompts: Annotated[str | None, typer.Option("--prompts", metavar="FILE", help="Prompts of your own (data.prompts).")] = None,
     output: Annotated[str | None, typer.Option("--output", metavar="DIR", help="Where everything goes (output.folder).")] = None,
+    text_only: Annotated[bool, typer.Option("--text-only", help="Writes the training text and stops.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Prints the summary as one JSON object.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -38,8 +39,8 @@ def train(
         from runtime.speculators.train.run import TrainingRun
 
         run = TrainingRun(settings, silent_bar if quiet else progress_bar)
-        summary = run.run()
-    if as_json:
+        summary = run.write_text() if text_only else run.run()
+    if as_json or text_only:
         print(json.dumps(summary), flush=True)
     else:
         found = "".join(f"; {k}: {value['mean_acceptance_length']:.3f} tokens a step" for k, value in summary["acceptance"].items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -24,29 +25,30 @@ class Document(NamedTuple):
 
 
 class DocumentStore:
-    """The batches of a folder: `batch-00007.npz` each, and `progress.json` with the seconds that they took."""
+    """The batches of a folder: `batch-00007.npz` each, and `progress.json` with what is known of all of them.
+
+    seconds that they took, prompts that were refused (too near to a held-out one), documents by kind of prompt.
+    """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self.documents: list[Document] = []
-        self.batches, self.seconds = 0, 0.0
+        self.batches, self.num_answer_tokens = 0, 0
+        self.seconds, self.refused, self.kinds = 0.0, 0, Counter[str]()
         progress = folder / "progress.json"
         if progress.exists():
             values = json.loads(progress.read_text("utf-8"))
-            self.batches, self.seconds = values["batches"], values["seconds"]
+            self.batches, self.seconds, self.refused = values["batches"], values["seconds"], values["refused"]
+            self.kinds = Counter(values["kinds"])
         for number in range(self.batches):
             with np.load(self._path(number)) as held:
                 prompts = np.split(held["prompts"], np.cumsum(held["prompt_lengths"])[:-1])
                 answers = np.split(held["answers"], np.cumsum(held["answer_lengths"])[:-1])
-            self.documents += [Document(*pair) for pair in zip(prompts, answers, strict=True)]
+            self._take([Document(*pair) for pair in zip(prompts, answers, strict=True)])
 
-    @property
-    def num_answer_tokens(self) -> int:
-        return sum(len(document.answer) for document in self.documents)
-
-    def add(self, documents: Sequence[Document], seconds: float) -> None:
-        """Keep one batch; `seconds` have gone into all of them by now."""
+    def add(self, kind: str, documents: Sequence[Document], seconds: float, refused: int) -> None:
+        """Keep one batch that took `seconds` and for which `refused` prompts were dropped."""
         np.savez(
             self._path(self.batches),
             prompts=np.concatenate([document.prompt for document in documents]),
@@ -54,13 +56,18 @@ class DocumentStore:
             answers=np.concatenate([document.answer for document in documents]),
             answer_lengths=[len(document.answer) for document in documents],
         )
-        self.documents += documents
-        self.batches, self.seconds = self.batches + 1, seconds
-        text = json.dumps({"batches": self.batches, "seconds": self.seconds})
+        self._take(documents)
+        self.batches, self.seconds, self.refused = self.batches + 1, self.seconds + seconds, self.refused + refused
+        self.kinds[kind] += len(documents)
+        values = {"batches": self.batches, "seconds": self.seconds, "refused": self.refused, "kinds": dict(self.kinds)}
         # Written beside and moved, so that an interruption leaves the old file or the new one.
         beside = self._folder / "progress.json.new"
-        beside.write_text(text, "utf-8")
+        beside.write_text(json.dumps(values), "utf-8")
         beside.replace(self._folder / "progress.json")
+
+    def _take(self, documents: Sequence[Document]) -> None:
+        self.documents += documents
+        self.num_answer_tokens += sum(len(document.answer) for document in documents)
 
     def _path(self, number: int) -> Path:
         return self._folder / f"batch-{number:05d}.npz"

@@ -43,18 +43,22 @@ class DynamicConv(nn.Module):
         self.base_kernel = nn.Parameter(base)
         self.kernel_projection = Weight(2 * self.taps * spec.hidden_size // self.group, spec.hidden_size, std=0.0)
 
-    def kernels(self, y: Tensor) -> Tensor:
-        """[N, b, 2 sides, taps, H] for the normed input y [N, b, H] of a sublayer."""
-        delta = linear(y, self.kernel_projection.weight).view(*y.shape[:-1], 2, self.taps, -1, 1)
-        base = self.base_kernel.to(y.dtype).view(2, self.taps, -1, self.group)
-        return (delta + base).flatten(-2)
+    def kernels(self, y: Tensor) -> tuple[Tensor, ...]:
+        """One [N, b, H] for each tap of side 0, then of side 1, for the normed input y [N, b, H] of a sublayer.
 
-    @staticmethod
-    def apply_side(kernels: Tensor, side: int, z: Tensor) -> Tensor:
+        The projection is widened from groups to channels before the product and not after it: a larger product costs less than the
+        sums over sixteen neighbours that the gradient would need.
+        """
+        wide = self.kernel_projection.weight.repeat_interleave(self.group, 0)
+        kernels = F.linear(y, wide.to(y.dtype), self.base_kernel.flatten().to(y.dtype))
+        return kernels.split(y.shape[-1], -1)
+
+    def apply_side(self, kernels: tuple[Tensor, ...], side: int, z: Tensor) -> Tensor:
         """z [N, b, H] convolved by one side; slots before the anchor count as zero."""
-        out = kernels[:, :, side, 0] * z
-        for tap in range(1, min(kernels.shape[3], z.shape[1])):
-            out = out + kernels[:, :, side, tap] * F.pad(z, (0, 0, tap, 0))[:, :-tap]
+        own = kernels[side * self.taps : (side + 1) * self.taps]
+        out = own[0] * z
+        for tap in range(1, min(self.taps, z.shape[1])):
+            out = out + own[tap] * F.pad(z, (0, 0, tap, 0))[:, :-tap]
         return out
 
 
@@ -172,7 +176,7 @@ class TorchDrafter(nn.Module):
         kernels = conv.kernels(y.view(by_block))
 
         def side(index: int) -> Any:
-            return lambda z: DynamicConv.apply_side(kernels, index, z.view(by_block)).view(z.shape)
+            return lambda z: conv.apply_side(kernels, index, z.view(by_block)).view(z.shape)
 
         return side(0), side(1)
 

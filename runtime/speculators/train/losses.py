@@ -12,7 +12,7 @@ from runtime.speculators.train.drafter import Selector, linear
 from runtime.speculators.train.target import Tensor
 
 SLOT_DECAY = 4.0  # slots: weight exp(-(t - 1) / SLOT_DECAY) of slot t, as the DFlash paper has it for blocks of eight
-GROUP = 256  # columns of the vocabulary that are searched together for the best candidates
+GROUP = 64  # columns of the vocabulary that are searched together for the best candidates
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,14 @@ def best_columns(logits: Tensor, count: int) -> Tensor:
     rows, columns = logits.shape
     if count == 1:
         return logits.argmax(-1, keepdim=True)
-    if columns % GROUP or columns // GROUP <= count:
+    groups = columns // GROUP
+    if columns % GROUP or groups <= count:
         return logits.topk(count, -1)[1]
-    groups = logits.view(rows, -1, GROUP)
-    chosen = groups.amax(-1).topk(count, -1, sorted=False)[1]
-    near = groups.gather(1, chosen[:, :, None].expand(-1, -1, GROUP)).view(rows, -1)
+    members = logits.view(rows, GROUP, groups)  # column = member * groups + group: neighbours are reduced side by side
+    chosen = members.amax(1).topk(count, -1, sorted=False)[1]
+    near = members.gather(2, chosen[:, None].expand(-1, GROUP, -1)).view(rows, -1)
     best = near.topk(count, -1)[1]
-    return chosen.gather(1, best // GROUP) * GROUP + best % GROUP
+    return best // count * groups + chosen.gather(1, best % count)
 
 
 def selector_loss(

@@ -16,11 +16,11 @@ import yaml
 from runtime.chat import ChatTemplate
 from runtime.errors import ConfigError, PromptError
 from runtime.speculators.train.documents import Document
+from runtime.speculators.train.held_out import HeldOut
 from runtime.speculators.train.settings import DataSettings
 from runtime.tokenizer import Tokenizer
 
 PLACE = "\ue000"  # a private character: stands where the template puts what the user says
-RUN_OF_WORDS = 8
 PASSAGE_TOKENS = (16, 110)  # of an answer that becomes the passage of a task
 NUMBERS = {"num": (3, 10), "a": (2, 60), "b": (2, 12), "c": (20, 900)}
 
@@ -33,7 +33,8 @@ class ChatFrame:
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
         self._tokenizer, self._template = tokenizer, template
-        _, tail = self._cut(None)
+        self._known: dict[str | None, tuple[str, str]] = {}
+        _, tail = self._parts(None)
         first = self.encode(tail)[:1]
         self.stop_ids = tuple(dict.fromkeys([*tokenizer.eos_token_ids, *first]))  # where a user's turn ends
 
@@ -45,10 +46,16 @@ class ChatFrame:
         return head, tail
 
     def head(self, system: str | None) -> str:
-        return self._cut(system)[0]
+        return self._parts(system)[0]
+
+    def _parts(self, system: str | None) -> tuple[str, str]:
+        """As _cut, each system turn rendered once."""
+        if system not in self._known:
+            self._known[system] = self._cut(system)
+        return self._known[system]
 
     def prompt(self, text: str, system: str | None = None) -> list[int]:
-        head, tail = self._cut(system)
+        head, tail = self._parts(system)
         return self.encode(head + text + tail)
 
     def encode(self, text: str) -> list[int]:
@@ -56,29 +63,6 @@ class ChatFrame:
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._tokenizer.decode(ids)
-
-
-class HeldOut:
-    """Prompts that training must not see: no prompt may contain one, or share eight words in a row with one."""
-
-    def __init__(self, texts: Iterable[str]) -> None:
-        self._runs: dict[int, set[tuple[str, ...]]] = {}
-        for text in texts:
-            words = _words(text)
-            size = min(RUN_OF_WORDS, len(words))
-            self._runs.setdefault(size, set()).update(_runs(words, size))
-
-    def admits(self, text: str) -> bool:
-        words = _words(text)
-        return not any(run in known for size, known in self._runs.items() for run in _runs(words, size))
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"\w+", text.lower())
-
-
-def _runs(words: list[str], size: int) -> list[tuple[str, ...]]:
-    return [tuple(words[at : at + size]) for at in range(len(words) - size + 1)] if size else []
 
 
 class PromptMaker:
@@ -171,12 +155,15 @@ class PromptMaker:
         return texts
 
     def composed(self, rng: random.Random) -> str:
-        """A template with its braces filled; `{name_c}` is the filler with a capital."""
+        """A template with its braces filled; `{problem_c}` is a filler with a capital, and `{name_1}` the same one each time."""
+        chosen: dict[str, str] = {}
 
         def fill(match: re.Match[str]) -> str:
-            name, capital, _ = match[1].partition("_c")
+            name, _, mark = match[1].partition("_")
             text = str(rng.randint(*NUMBERS[name])) if name in NUMBERS else rng.choice(self._fillers[name])
-            return text[0].upper() + text[1:] if capital else text
+            if mark == "1":
+                return chosen.setdefault(name, text)
+            return text[0].upper() + text[1:] if mark == "c" else text
 
         return re.sub(r"\{(\w+)\}", fill, rng.choice(self._templates))
 

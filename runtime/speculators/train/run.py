@@ -9,7 +9,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from runtime.chat import ChatTemplate
@@ -17,23 +16,25 @@ from runtime.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from runtime.checkpoint.source import resolve_source
 from runtime.console import ProgressBars, silent_bar
 from runtime.errors import ConfigError, DeviceError
-from runtime.prompts import read_prompt_file
+from runtime.request_file import read_prompt_file
 from runtime.speculators.train.documents import Document, DocumentStore, cut_loops
 from runtime.speculators.train.drafter import TorchDrafter
 from runtime.speculators.train.export import build_config, read_tensors, save_drafter
-from runtime.speculators.train.generate import Generator
+from runtime.speculators.train.held_out import HeldOut, read_kinds
 from runtime.speculators.train.plot import plot_log
-from runtime.speculators.train.prompts import ChatFrame, HeldOut, PromptMaker
+from runtime.speculators.train.prompts import ChatFrame
 from runtime.speculators.train.rows import pack
 from runtime.speculators.train.settings import TrainSettings
 from runtime.speculators.train.target import TorchTarget
 from runtime.speculators.train.trainer import Trainer
-from runtime.speculators.train.validation import ValidationSet, read_kinds
+from runtime.speculators.train.validation import ValidationSet
+from runtime.speculators.train.writing import write_documents
 from runtime.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-USER_TURN_TOKENS = 64  # a user's turn that the target writes is dropped when it is longer
+MAY_DIFFER = {("data", "seconds"), ("data", "max_tokens"), ("data", "also"), ("training", "seconds"), ("training", "steps")}
+"""Settings that may change when a run goes on: when it ends, and what is added to its text."""
 
 
 class TrainingRun:
@@ -50,15 +51,17 @@ class TrainingRun:
         self.frame = ChatFrame(self.tokenizer, _template(checkpoint, self.tokenizer))
         self.config = build_config(settings.drafter, checkpoint.spec, self.tokenizer)
         self.held_out = read_kinds(settings.validation.prompts) if settings.validation.prompts else {}
-        self._own_prompts = [prompt for prompt in read_prompt_file(settings.data.prompts)] if settings.data.prompts else []
-        if wrong := [prompt for prompt in self._own_prompts if not isinstance(prompt, str)]:
-            raise ConfigError(f"data.prompts: {wrong[0]!r}: training takes prompts that are texts")
+        self._own_prompts = _own_prompts(settings.data.prompts)
         with bars("loading the target", "bytes") as advance:
             weights = checkpoint.load_weights(advance)
         self._max_len = max(settings.training.row_length, settings.data.max_prompt_tokens + max(settings.data.answer_tokens)) + 64
         low = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.target = TorchTarget(checkpoint.spec, weights, self.device, low, self._max_len)
         self.validation = self._validation_set(checkpoint, weights)
+
+    def write_text(self) -> dict[str, Any]:
+        """The first stage alone. Returns what it wrote; several processes can write, each into a folder of its own."""
+        return self._documents()[1]
 
     def run(self) -> dict[str, Any]:
         """Everything that is not done yet. Returns the summary, which is also in summary.json."""
@@ -105,45 +108,19 @@ class TrainingRun:
     # ---- stages -------------------------------------------------------------------------------------------------
 
     def _documents(self) -> tuple[list[Document], dict[str, Any]]:
+        """What was written before, what is still missing of it, and what other runs wrote; with figures about all of it."""
         settings = self.settings.data
         store = DocumentStore(self.folder / "documents")
-        begun, spent = time.monotonic(), store.seconds
-
-        def ended() -> bool:
-            return spent >= settings.seconds or store.num_answer_tokens >= settings.max_tokens
-
-        kinds: Counter[str] = Counter()
-        if not ended():
-            generator = Generator(self.target, settings.batch, settings.max_prompt_tokens + max(settings.answer_tokens))
-            luck = np.random.default_rng([settings.seed, store.batches])
-
-            def write(heads: Any) -> Any:
-                warmth = luck.choice(settings.prompt_temperatures, size=len(heads))
-                return generator.run(heads, warmth.tolist(), USER_TURN_TOKENS, self.frame.stop_ids)
-
-            own = [prompt for prompt in self._own_prompts if isinstance(prompt, str)]
-            held_out = HeldOut(text for texts in self.held_out.values() for text in texts)
-            maker = PromptMaker(self.frame, settings, held_out, write, own)
-            with self._bars("writing text", "seconds") as advance:
-                while not ended():
-                    kind, prompts = maker.batch(settings.batch, store.documents, store.batches)
-                    greedy = luck.random(len(prompts)) < settings.greedy_share
-                    warmth = np.where(greedy, 0.0, luck.choice(settings.answer_temperatures, size=len(prompts)))
-                    length = settings.answer_tokens[store.batches % len(settings.answer_tokens)]
-                    answers = generator.run(prompts, warmth.tolist(), length, self.tokenizer.eos_token_ids)
-                    pairs = zip(prompts, answers, strict=True)
-                    documents = [Document(np.asarray(prompt, np.int32), answer) for prompt, (answer, _) in pairs if len(answer) > 1]
-                    spent = store.seconds + time.monotonic() - begun
-                    begun = time.monotonic()
-                    store.add(documents, spent)
-                    kinds[kind] += len(documents)
-                    advance(int(spent), int(settings.seconds))
-                    logger.info("batch %d, %s: %d answers, %d tokens", store.batches, kind, len(documents), store.num_answer_tokens)
-            data = {"prompts_refused": maker.refused}
-            del generator
-        else:
-            data = {"prompts_refused": 0}
-        return store.documents, data | {"by_kind": dict(kinds), "generation_seconds": round(spent, 1)}
+        held_out = HeldOut(text for texts in self.held_out.values() for text in texts)
+        write_documents(settings, self.target, self.frame, self.tokenizer, held_out, self._own_prompts, store, self._bars)
+        stores = [store, *(_other_store(folder) for folder in settings.also)]
+        documents = [document for each in stores for document in each.documents]
+        return documents, {
+            "runs": len(stores),
+            "generation_seconds": round(sum(each.seconds for each in stores), 1),
+            "prompts_refused": sum(each.refused for each in stores),
+            "documents_by_kind": dict(sum((each.kinds for each in stores), Counter[str]())),
+        }
 
     def _train(self, trainer: Trainer) -> None:
         settings, training = self.settings, self.settings.training
@@ -239,8 +216,23 @@ def _comparable(settings: TrainSettings) -> dict[str, Any]:
         f"{section}.{key}": value
         for section in ("target", "drafter", "data", "training")
         for key, value in values[section].items()
-        if (section, key) not in {("data", "seconds"), ("data", "max_tokens"), ("training", "seconds"), ("training", "steps")}
+        if (section, key) not in MAY_DIFFER
     }
+
+
+def _own_prompts(path: str | None) -> list[str]:
+    texts = []
+    for prompt in read_prompt_file(path) if path is not None else []:
+        if not isinstance(prompt, str):
+            raise ConfigError(f"data.prompts = {path}: {prompt!r}: training takes prompts that are texts")
+        texts.append(prompt)
+    return texts
+
+
+def _other_store(folder: str) -> DocumentStore:
+    if not (Path(folder) / "progress.json").exists():
+        raise ConfigError(f"data.also = {folder}: no progress.json there; give the documents folder of a run with --text-only")
+    return DocumentStore(Path(folder))
 
 
 def _template(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate | None:

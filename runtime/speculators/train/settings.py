@@ -50,8 +50,8 @@ class Sources(Section):
 
     magpie: float = Field(default=1.0, ge=0)
     seeded: float = Field(default=3.0, ge=0)
-    template: float = Field(default=2.0, ge=0)
-    passage: float = Field(default=1.0, ge=0)
+    template: float = Field(default=2.5, ge=0)
+    passage: float = Field(default=1.5, ge=0)
     file: float = Field(default=2.0, ge=0)
 
 
@@ -62,12 +62,13 @@ class DataSettings(Section):
     max_tokens: int = Field(default=16_000_000, ge=1)
     batch: int = Field(default=2048, ge=1)
     max_prompt_tokens: int = Field(default=160, ge=8)
-    answer_tokens: Annotated[tuple[int, ...], Field(strict=False, min_length=1)] = (192, 192, 192, 384)  # in turn
+    answer_tokens: Annotated[tuple[int, ...], Field(strict=False, min_length=1)] = (160, 160, 160, 320)  # in turn
     greedy_share: Share = 0.8  # of the answers; the rest is sampled at one of `answer_temperatures`
     answer_temperatures: Temperatures = (0.6, 0.8, 1.0)
-    prompt_temperatures: Temperatures = (0.7, 0.9, 1.0, 1.2)
+    prompt_temperatures: Temperatures = (0.7, 0.8, 0.9, 1.0, 1.1)
     system_share: Share = 0.15  # prompts with a system turn of their own instead of the template's default
     prompts: str | None = None  # a file as `draftgraph run --prompt-file` reads it
+    also: Annotated[tuple[str, ...], Field(strict=False)] = ()  # `documents` folders of other runs (--text-only) of this target
     sources: Sources = Sources()
     seed: int = 1
 
@@ -88,7 +89,7 @@ class TrainingSettings(Section):
     clip: float = Field(default=1.0, gt=0)
     ema: float = Field(default=0.998, ge=0, lt=1)  # decay of the averaged weights, which are what is exported
     distil: Share = 0.5  # weight of the target's distribution against the token itself
-    dpace_from: Share = 0.5  # share of the run after which D-PACE replaces the fixed weights of the slots
+    dpace_from: Share = 0.4  # share of the run after which D-PACE replaces the fixed weights of the slots
     dpace_alpha: Share = 0.5
     chunk: int = Field(default=1024, ge=1)  # blocks that pass the head at once
     taps_gib: float = Field(default=80.0, gt=0)  # memory for taps; data beyond it takes its turn in windows

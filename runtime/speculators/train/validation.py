@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from runtime.config_file import read_yaml
-from runtime.errors import ConfigError
 from runtime.speculators.train.documents import Document
 from runtime.speculators.train.drafter import TorchDrafter
 from runtime.speculators.train.generate import Generator
 from runtime.speculators.train.rows import compute_taps, pack
 from runtime.speculators.train.target import Tensor, TorchTarget
 from runtime.speculators.train.walk import Acceptance, accepted_everywhere, hop, pooled
-
-
-def read_kinds(path: str | Path) -> dict[str, list[str]]:
-    """Prompts by kind of a YAML file {kind: [prompt, ...]}. Raises ConfigError."""
-    values = read_yaml(path)
-    for kind, texts in values.items():
-        if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
-            raise ConfigError(f"{path}: {kind}: must be a list of prompts, each a text")
-    return {str(kind): list(texts) for kind, texts in values.items()}
 
 
 class ValidationSet:
