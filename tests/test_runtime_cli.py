@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 from runtime.cli import app
 from runtime.metrics import AcceptanceStats
 from runtime.report import RequestOutput, RunRecord, StreamEvent, render_info, stats_line, totals
+from runtime.sampling import SamplingParams
 from tests.fake_engine import ANSWERS, FakeEngine, install
 
 ROOT = Path(__file__).parent.parent
@@ -124,8 +125,30 @@ def test_acceptance_is_absent_and_not_zero_without_speculation(config: str) -> N
 
 def test_options_reach_the_request(config: str) -> None:
     invoke("run", config, "--max-tokens", "7", "--set", "sampling.stop=[END]", "--set", "sampling.max_tokens=9")
-    (params,) = FakeEngine.opened[0].params
+    ((params,),) = FakeEngine.opened[0].params
     assert (params.max_tokens, params.stop) == (7, ("END",))
+
+
+def test_sampling_options_reach_the_request(config: str) -> None:
+    options = ["--temperature", "0.7", "--top-p", "0.9", "--top-k", "40", "--min-p", "0.05", "--seed", "3", "--logprobs", "2"]
+    invoke("run", config, *options, "--stop", 'a "b"', "--stop", "c:", "-n", "2")
+    ((params,),) = FakeEngine.opened[0].params
+    expected = SamplingParams(
+        temperature=0.7, top_p=0.9, top_k=40, min_p=0.05, seed=3, logprobs=2, stop=('a "b"', "c:"), n=2, max_tokens=params.max_tokens
+    )
+    assert params == expected
+
+
+def test_requests_of_a_file_have_parameters_of_their_own(config: str, tmp_path: Path) -> None:
+    file = tmp_path / "requests.jsonl"
+    file.write_text('{"prompt": "a", "top_p": 0.5}\n"b"')
+    invoke("run", config, "--prompt-file", str(file), "--temperature", "1")
+    (each,) = FakeEngine.opened[0].params
+    assert [(params.temperature, params.top_p) for params in each] == [(1.0, 0.5), (1.0, 1.0)]
+    file.write_text('"a"\n{"prompt": "b", "top_p": 2}')
+    result = invoke("run", config, "--prompt-file", str(file))
+    assert result.exit_code == 2
+    assert "line 2: top_p = 2: must be a number above 0, at most 1" in result.stderr
 
 
 def test_quiet_leaves_only_the_statistics(config: str) -> None:
@@ -212,7 +235,7 @@ def assert_user_error(result: subprocess.CompletedProcess[str], message: str) ->
             ["run", "CONFIG", "--set", "speculator.method=ngram", "--set", "scheduler.max_num_batched_tokens=4"],
             "verifying one request takes 5 tokens",
         ),
-        (["run", "CONFIG", "--set", "sampling.temperature=-1"], "sampling is not available in this version"),
+        (["run", "CONFIG", "--set", "sampling.temperature=-1"], "sampling.temperature = -1: must be 0 or a number in 0.01..100"),
         (["run", "CONFIG", "--max-tokens", "0"], "sampling.max_tokens = 0"),
         (["run", "CONFIG", "--prompt", ""], "prompt 1: empty"),
         (["run", "CONFIG", "--set", "run.prompts=[]"], "no prompt: give --prompt"),

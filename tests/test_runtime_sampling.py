@@ -1,0 +1,171 @@
+"""SamplingParams: every parameter's range, contradictions, resolving against a model, and requests read from files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.errors import PromptError, SamplingError
+from runtime.request_file import read_prompt_file, read_request_file
+from runtime.request_seed import samples_of
+from runtime.resolve_sampling import ParamsResolver
+from runtime.sampling import SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"top_k": -2}, "top_k = -2: must be an integer in -1.."),
+        ({"top_k": 1.0}, "top_k = 1.0: must be an integer"),
+        ({"top_p": 0}, "top_p = 0: must be a number above 0, at most 1 (1 = off); 0 would leave no token"),
+        ({"top_p": 1.01}, "top_p = 1.01: must be a number above 0, at most 1"),
+        ({"top_p": float("nan")}, "top_p = nan"),
+        ({"min_p": -0.1}, "min_p = -0.1: must be a number in 0..1"),
+        ({"min_p": 2}, "min_p = 2: must be a number in 0..1"),
+        ({"repetition_penalty": 0}, "repetition_penalty = 0: must be a number in 0.01..100 (1 = off)"),
+        ({"presence_penalty": 2.1}, "presence_penalty = 2.1: must be a number in -2..2 (0 = off)"),
+        ({"frequency_penalty": True}, "frequency_penalty = True: must be a number in -2..2"),
+        ({"logit_bias": {5: 101}}, "logit_bias[5] = 101: must be a number in -100..100"),
+        ({"logit_bias": {-1: 1}}, "logit_bias: token id = -1: must be an integer in 0.."),
+        ({"logit_bias": {"x": 1}}, "logit_bias: token id = 'x'"),
+        ({"logit_bias": [3]}, "logit_bias = [3]: must map token ids to numbers"),
+        ({"logit_bias": "x"}, "logit_bias = 'x': must map token ids to numbers"),
+        ({"logit_bias": [(3, 1), (3, 2)]}, "token id 3 stands twice"),
+        ({"logit_bias": dict.fromkeys(range(1025), 1)}, "logit_bias has 1025 ids: at most 1024"),
+        ({"allowed_token_ids": []}, "allowed_token_ids = []: no token could ever be chosen"),
+        ({"allowed_token_ids": [1.5]}, "allowed_token_ids[0] = 1.5"),
+        ({"bad_words": [""]}, "bad_words[0] = '': must be a text that is not blank"),
+        ({"bad_words": [[]]}, "bad_words[0] = []: must be a text that is not blank, or at least one token id"),
+        ({"bad_words": [3]}, "bad_words[0] = 3: must be a list of token ids"),
+        ({"bad_words": ["a"] * 129}, "bad_words has 129 texts or lists of token ids: at most 128"),
+        ({"include_stop_str_in_output": 1}, "include_stop_str_in_output = 1: must be true or false"),
+        ({"n": 0}, "n = 0: must be an integer in 1..64"),
+        ({"n": 65, "temperature": 1}, "n = 65: must be an integer in 1..64"),
+        ({"n": 2}, "n = 2: greedy sequences of one prompt are all the same"),
+        ({"logprobs": 21}, "logprobs = 21: must be an integer in 0..20"),
+        ({"logprobs": -1}, "logprobs = -1: must be an integer in 0..20"),
+    ],
+)
+def test_parameters_out_of_range(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(SamplingError) as caught:
+        SamplingParams(**fields)
+    assert message in str(caught.value)
+
+
+def test_what_callers_write_becomes_what_the_runtime_reads() -> None:
+    params = SamplingParams(
+        top_k=-1, logit_bias={"9": 1, 3: -2}, allowed_token_ids=[5, 3, 5], bad_words=["no", [1, 2]], stop="x"  # type: ignore[arg-type]
+    )
+    assert params.top_k == 0
+    assert params.logit_bias == ((3, -2.0), (9, 1.0))
+    assert params.allowed_token_ids == (3, 5)
+    assert params.bad_words == ("no", (1, 2))
+    assert params.stop == ("x",)
+    hash(params)
+    assert replace(params) == params
+
+
+def test_fields_replace_parameters_and_unknown_names_are_refused() -> None:
+    params = SamplingParams(temperature=0.5).with_fields({"top_p": 0.5, "logit_bias": {"4": 1}})
+    assert (params.temperature, params.top_p, params.logit_bias) == (0.5, 0.5, ((4, 1.0),))
+    with pytest.raises(SamplingError, match=r"top_q = 1: unknown parameter; did you mean top_p\?"):
+        params.with_fields({"top_q": 1})
+
+
+def test_seeds_of_samples() -> None:
+    params = SamplingParams(temperature=1, n=3, seed=7)
+    first, second, third = samples_of(params)
+    assert first == replace(params, n=1)
+    assert len({first.seed, second.seed, third.seed}) == 3
+    assert samples_of(params) == [first, second, third]
+    assert [sample.seed for sample in samples_of(replace(params, seed=None))] == [None] * 3
+
+
+class Words:
+    """A tokenizer of words with and without a space in front of them."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        assert not add_special_tokens
+        bare = {"cat": [10], "dog": [12, 13], "x": [15], "same": [17]}
+        spaced = {" cat": [11], " dog": [14, 13], " x": [16, 15], " same": [17]}
+        return (bare | spaced)[text]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["cat"], ((10,), (11,))),
+        ([" dog"], ((12, 13), (14, 13))),
+        (["x"], ((15,),)),  # behind a space the same token follows one of the space alone
+        (["same", [5, 6], "cat"], ((17,), (5, 6), (10,), (11,))),
+        ([[5], [5]], ((5,),)),
+    ],
+)
+def test_spellings_of_bad_words(words: list[Any], expected: tuple[tuple[int, ...], ...]) -> None:
+    resolver = ParamsResolver(Words(), vocab_size=20, eos_token_ids=(2,))
+    assert resolver.resolve(SamplingParams(bad_words=words)).bad_words == expected  # type: ignore[arg-type]
+
+
+def test_bad_words_of_too_many_tokens() -> None:
+    resolver = ParamsResolver(Words(), vocab_size=20, eos_token_ids=(2,))
+    with pytest.raises(SamplingError, match=r"2 spellings of 1025 tokens, at most 128 of 1024"):
+        resolver.resolve(SamplingParams(bad_words=[[5] * 1000, [6] * 25]))  # type: ignore[arg-type]
+
+
+# ---- request files -----------------------------------------------------------------------------------------------------
+
+
+def test_lines_set_parameters_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "requests.txt"
+    chat = [{"role": "user", "content": "hi"}]
+    lines = ['{"prompt": "a", "temperature": 0.7, "seed": 4}', "plain {text}", '{"other": 1}', "", json.dumps({"prompt": chat})]
+    path.write_text("\n".join(lines))
+    requests = read_request_file(path)
+    assert [request.prompt for request in requests] == ["a", "plain {text}", '{"other": 1}', chat]
+    defaults = SamplingParams(max_tokens=5, seed=1)
+    assert [request.params(defaults).seed for request in requests] == [4, 1, 1, 1]
+    assert requests[0].params(defaults) == SamplingParams(max_tokens=5, seed=4, temperature=0.7)
+
+
+def test_jsonl_and_json_hold_the_same_elements(tmp_path: Path) -> None:
+    elements = ["text", [1, 2], [{"role": "user", "content": "hi"}], {"prompt": [3, 4], "top_k": 2}]
+    (tmp_path / "a.json").write_text(json.dumps(elements))
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, elements)))
+    a, b = (read_request_file(tmp_path / name) for name in ("a.json", "a.jsonl"))
+    assert [(request.prompt, request.fields) for request in a] == [(request.prompt, request.fields) for request in b]
+    assert a[3].fields == {"top_k": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.jsonl", '"x"\n{"prompt": ', "line 2: malformed JSON"),
+        ("a.jsonl", '{"temperature": 1}', "line 1 = {'temperature': 1}: must be a text, a chat, token ids, or an object"),
+        ("a.json", '[{"prompt": ""}]', "prompt 1: empty"),
+        ("a.json", "[1.5]", "prompt 1 = 1.5: must be a text"),
+        ("a.jsonl", "\n\n", "empty; write one prompt a line"),
+    ],
+)
+def test_files_that_hold_no_requests(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(PromptError) as caught:
+        read_request_file(tmp_path / name)
+    assert message in str(caught.value)
+
+
+def test_a_wrong_parameter_names_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('"fine"\n{"prompt": "x", "top_p": 7}')
+    with pytest.raises(SamplingError, match=r"line 2: top_p = 7: must be a number above 0"):
+        read_request_file(path)[1].params(SamplingParams())
+
+
+def test_prompts_alone_refuse_parameters(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "x", "seed": 7}')
+    with pytest.raises(PromptError, match="line 1: sets seed, but every request here gets the same"):
+        read_prompt_file(path)
