@@ -17,6 +17,7 @@ ROW_THREADS = 32
 WARPS = 4
 WARP_THREADS = 32 * WARPS
 RANKING_THREADS = 512
+WALK_THREADS = 256
 
 
 def record_pick(run: DraftPass, stripes: Stripes | None) -> None:
@@ -32,8 +33,9 @@ def record_pick(run: DraftPass, stripes: Stripes | None) -> None:
         blocks = (picks, -(-shape.vocab_size // (8 * THREADS)))
         launch.launch(logit_scale, blocks, THREADS, logits, shape.output_multiplier, shape.logit_cap, live)
     if arrays.selector is not None:
-        _record_selector(run, hidden, logits, chosen)
-    elif stripes is None:
+        _record_selector(run, hidden, logits)
+        return
+    if stripes is None:
         launch.launch(argmax, picks, THREADS, chosen, logits, shape.vocab_size, live)
     else:
         value, column = stripes.best_value, stripes.best_column
@@ -64,8 +66,8 @@ def _hidden(run: DraftPass, picks: int) -> Array:
     return hidden
 
 
-def _record_selector(run: DraftPass, hidden: Array, logits: Array, chosen: Array) -> None:
-    """Candidates of each row, scores of all pairs of neighbours, and the walk along the best from the anchor on."""
+def _record_selector(run: DraftPass, hidden: Array, logits: Array) -> None:
+    """Candidates of each row, scores of all pairs of neighbours, and the walk through them from the anchor on."""
     selector, scratch, launch, live = run.arrays.selector, run.scratch.selector, run.launch, run.live_picks
     assert selector is not None
     assert scratch is not None
@@ -78,7 +80,7 @@ def _record_selector(run: DraftPass, hidden: Array, logits: Array, chosen: Array
     launch.launch(
         edge_scores,
         (picks, ids.shape[1]),
-        WARP_THREADS,
+        min(32 * ids.shape[1], 512),
         scores,
         ids,
         values,
@@ -89,4 +91,23 @@ def _record_selector(run: DraftPass, hidden: Array, logits: Array, chosen: Array
         run.k,
         live,
     )
-    launch.launch(selector_walk, run.requests, ROW_THREADS, chosen, ids, scores, run.k, run.step.inputs.num_requests)
+    rows, state = run.requests, run.state
+    launch.launch(
+        selector_walk,
+        rows,
+        WALK_THREADS,
+        state.draft_tokens,
+        state.num_draft,
+        scratch.distribution.ids,
+        scratch.distribution.probs,
+        ids,
+        scores,
+        run.scratch.context_lens[:rows],
+        run.scratch.block_lens[:rows],
+        state.finished,
+        run.step.inputs.idx_mapping[:rows],
+        run.step.num_sampled[:rows],
+        state.sampling.temperature,
+        state.sampling.seed,
+        run.step.inputs.num_requests,
+    )

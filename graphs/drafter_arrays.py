@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphs.launch import Array
+from graphs.sampling_state import DraftDistribution
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class SelectorScratch:
     values: Array  # [J, K]
     gate: Array  # [J, rank]
     scores: Array  # [J, K, K]
+    distribution: DraftDistribution  # what drafts are drawn from, for the step that verifies them
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,6 @@ class DraftScratch:
     fused: Array  # [T, H]: what fc makes of the features
     context: Array  # [T, H]: its norm
     context_kv: Array  # [T, L * 2 * nkv * hd]
-    cells: Array  # [T]
     block_ids: Array  # [N * Q]
     block_positions: Array  # [N * Q]
     pick_rows: Array  # [N * k]

@@ -19,7 +19,6 @@ from graphs.plain_ops import THREADS, Stripes, norm_threads
 from graphs.taps import TargetTaps
 from kernels.bias import add_bias
 from kernels.block_inputs import block_inputs
-from kernels.context_cells import context_cells
 from kernels.context_store import store_context
 from kernels.embed import embed
 from kernels.logit_scale import scale_rows
@@ -90,23 +89,10 @@ class DFlashProposer:
         self.record_pick(launch, key, state, step)
 
     def record_context(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:
-        """Taps of the step's rows -> keys and values of all layers -> the cells of the rows that were committed."""
+        """Taps of the step's rows -> keys and values of all layers -> the pages of the rows that were committed."""
         arrays, scratch, eps = self.arrays, self.scratch, self.arrays.shape.rms_norm_eps
-        rows, tokens, live = key.num_requests, key.num_tokens, step.inputs.num_tokens
-        cells, fused, context = scratch.cells[:tokens], scratch.fused[:tokens], scratch.context[:tokens]
-        context_kv = scratch.context_kv[:tokens]
-        launch.launch(
-            context_cells,
-            rows,
-            ROW_THREADS,
-            cells,
-            step.slot_mapping[:tokens],
-            step.inputs.query_start_loc[: rows + 1],
-            step.num_rejected[:rows],
-            state.finished,
-            step.inputs.idx_mapping[:rows],
-            step.inputs.num_requests,
-        )
+        tokens, live = key.num_tokens, step.inputs.num_tokens
+        fused, context, context_kv = scratch.fused[:tokens], scratch.context[:tokens], scratch.context_kv[:tokens]
         launch.matmul(fused, scratch.features[:tokens], arrays.fc, live)
         launch.launch(rms_norm, tokens, norm_threads(fused.shape[1]), context, fused, arrays.hidden_norm, eps, live)
         launch.matmul(context_kv, context, arrays.context_kv, live)
@@ -121,7 +107,10 @@ class DFlashProposer:
             arrays.context_k_norms,
             arrays.rope_table,
             step.positions[:tokens],
-            cells,
+            step.token_slot[:tokens],
+            step.slot_mapping[:tokens],
+            state.num_computed,
+            state.finished,
             eps,
             live,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from kernels.attend_tile import PAIRS, RING, SLAB, attend_scores, attend_values, fetch_keys, fetch_values
 from kernels.exponential import exp
 from kernels.lang import NEG_INF, cuda, device_function, f32, i32, kernel
+from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_storage import narrow
 from kernels.lang_warp import lane, warp_broadcast, warp_max, warp_size, warp_sum
 from kernels.project import ceil_div, divide
@@ -123,7 +124,7 @@ def combine_parts(out, totals, stats, chunks, row, head, head_dim):
         dim += i32(2) * warp_size()
 
 
-@kernel(writes=("out", "totals", "stats", "arrivals"), max_registers=_REGISTERS)
+@kernel(writes=("out", "totals", "stats", "arrivals"), max_registers=_REGISTERS, overlap=True)
 def block_attend(
     out,
     totals,
@@ -174,6 +175,8 @@ def block_attend(
     largest = cuda.shared.array(PAIRS, f32)
     normalizer = cuda.shared.array(PAIRS, f32)
     arrived = cuda.shared.array(1, i32)
+    wait_for_launches()
+    let_next_launch_start()
     num_kv_heads, head_dim = i32(k_cache.shape[2]), i32(k_cache.shape[3])
     queries = i32(own_keys.shape[1])
     group = divide(num_heads, num_kv_heads)

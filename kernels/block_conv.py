@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from kernels.lang import cuda, f32, kernel
+from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_storage import narrow, widen
 
 
-@kernel(writes=("out",))
+@kernel(writes=("out",), overlap=True)
 def block_conv(out, x, base_kernel, delta, side, queries, num_tokens):
     """out[row, c] = sum over s <= min(taps - 1, i) of (base[side, s, c] + delta[row, side, s, c's group]) * x[row - s, c].
 
@@ -25,6 +26,8 @@ def block_conv(out, x, base_kernel, delta, side, queries, num_tokens):
     Launch: grid (rows, n) for any n, threads over the columns. An element belongs to one thread. No barrier; safe under capture.
     Oracle: oracle_dflash.block_conv.
     """
+    wait_for_launches()
+    let_next_launch_start()
     taps, width = base_kernel.shape[1], base_kernel.shape[2]
     groups = delta.shape[1] // (2 * taps)
     group_size = width // groups

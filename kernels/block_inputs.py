@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from kernels.lang import cuda, i32, kernel
+from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 
 
-@kernel(writes=("block_ids", "block_positions", "pick_rows", "context_lens", "block_lens", "block_live"))
+@kernel(writes=("block_ids", "block_positions", "pick_rows", "context_lens", "block_lens", "block_live"), overlap=True)
 def block_inputs(
     block_ids,
     block_positions,
@@ -39,6 +40,8 @@ def block_inputs(
     Launch: grid R (a block a request row), block >= Q; any grid and block is right. Row r and its block belong to block r % grid.
     No barrier. Capture safe. Oracle: kernels.oracle_dflash.block_inputs. Method: the preparation kernel of vLLM's DFlash.
     """
+    wait_for_launches()
+    let_next_launch_start()
     live = i32(num_requests[0])
     rows = i32(context_lens.shape[0])
     slots = i32(num_computed.shape[0])

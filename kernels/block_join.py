@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from kernels.lang import cuda, device_function, f32, i32, kernel
+from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_storage import narrow, widen
 from kernels.lang_warp import lane, warp_size, warp_sum
 from kernels.project import divide
@@ -32,7 +33,7 @@ def joined(residual, added, done_kernel, done_delta, joins, row, inside, c, grou
     return value
 
 
-@kernel(writes=("total", "out", "delta"))
+@kernel(writes=("total", "out", "delta"), overlap=True)
 def join_conv(
     total,
     out,
@@ -74,6 +75,8 @@ def join_conv(
     """
     kernels = cuda.shared.array(_KERNELS, f32)
     scale = cuda.shared.array(MAX_QUERIES, f32)
+    wait_for_launches()
+    let_next_launch_start()
     width, groups = i32(residual.shape[1]), i32(delta.shape[1] // 4)
     size = divide(width, groups)
     warp, warps = divide(cuda.threadIdx.x, warp_size()), max(divide(cuda.blockDim.x, warp_size()), i32(1))
@@ -126,7 +129,7 @@ def join_conv(
         request += i32(cuda.gridDim.y)
 
 
-@kernel(writes=("out",))
+@kernel(writes=("out",), overlap=True)
 def join_norm(out, residual, added, done_kernel, done_delta, gain, eps, queries, num_tokens):
     """out = RMSNorm(residual + conv(side 1, added)) * gain, behind the last sublayer: `join_conv` without what follows.
 
@@ -138,6 +141,8 @@ def join_norm(out, residual, added, done_kernel, done_delta, gain, eps, queries,
     Launch: grid (rows, n), a warp a slice of a row, n * warps slices: each sums the squares of the whole row. A warp owns its
     slice. No barrier; safe under capture, and idempotent. Oracle: oracle_dflash.join_norm.
     """
+    wait_for_launches()
+    let_next_launch_start()
     width, groups = i32(residual.shape[1]), i32(done_delta.shape[1] // 4)
     size = divide(width, groups)
     warp, warps = divide(cuda.threadIdx.x, warp_size()), max(divide(cuda.blockDim.x, warp_size()), i32(1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kernels.argmax import float_order
 from kernels.lang import NEG_INF, cuda, device_function, f32, i32, kernel, u64
+from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_warp import lane, warp_max, warp_size
 from kernels.project import divide
 
@@ -34,7 +35,7 @@ def tile_width(vocab_size, tiles):
     return divide(i32(vocab_size + tiles - i32(1)), tiles)
 
 
-@kernel(writes=("best",))
+@kernel(writes=("best",), overlap=True)
 def tile_maxima(best, logits, vocab_size, num_rows):
     """best[j, t] = the largest of logits[j] in stretch t of its first vocab_size columns, as kernels/argmax.py orders floats.
 
@@ -47,6 +48,8 @@ def tile_maxima(best, logits, vocab_size, num_rows):
     Launch: grid (rows, n), a warp a stretch, n * warps about the stretches. A warp owns its element of `best`. No barrier; safe
     under capture. Oracle: oracle_dflash.tile_maxima.
     """
+    wait_for_launches()
+    let_next_launch_start()
     tiles = i32(best.shape[1])
     width = tile_width(vocab_size, tiles)
     warp, warps = divide(cuda.threadIdx.x, warp_size()), max(divide(cuda.blockDim.x, warp_size()), i32(1))
@@ -64,7 +67,7 @@ def tile_maxima(best, logits, vocab_size, num_rows):
         row += i32(cuda.gridDim.x)
 
 
-@kernel(writes=("ids", "values"))
+@kernel(writes=("ids", "values"), overlap=True)
 def top_candidates(ids, values, logits, best, vocab_size, num_rows):
     """ids[j, :], values[j, :] = the K largest of logits[j, :vocab_size] and their columns, largest first, for the live rows.
 
@@ -91,7 +94,10 @@ def top_candidates(ids, values, logits, best, vocab_size, num_rows):
     listed_order = cuda.shared.array(_LISTED, i32)
     listed_column = cuda.shared.array(_LISTED, i32)
     found = cuda.shared.array(3, i32)
+    wait_for_launches()
+    let_next_launch_start()
     tid, threads = i32(cuda.threadIdx.x), i32(cuda.blockDim.x)
+    warp, warps = divide(cuda.threadIdx.x, warp_size()), max(divide(cuda.blockDim.x, warp_size()), i32(1))
     tiles, count = i32(best.shape[1]), i32(ids.shape[1])
     width = tile_width(vocab_size, tiles)
     for row in range(cuda.blockIdx.x, num_rows[0], cuda.gridDim.x):
@@ -115,18 +121,22 @@ def top_candidates(ids, values, logits, best, vocab_size, num_rows):
                     found[1] = mine
         cuda.syncthreads()
         least, stretches = found[1], found[2]
-        item = tid
-        while item < stretches * width:
-            which = divide(item, width)
-            column = chosen[which] * width + item - which * width
-            if column < vocab_size:
-                order = float_order(logits[row, u64(column)])
-                if order >= least:
-                    place = cuda.atomic.add(found, 0, i32(1))
-                    if place < i32(_LISTED):
-                        listed_order[place] = order
-                        listed_column[place] = column
-            item += threads
+        which = i32(warp)
+        while which < stretches:
+            first = chosen[which] * width
+            end = min(i32(first + width), vocab_size)
+            column = i32(first + lane())
+            while column < end:  # four loads under way at once
+                second, third = i32(column + warp_size()), i32(column + i32(2) * warp_size())
+                fourth = i32(column + i32(3) * warp_size())
+                a, b = order_before(logits, row, column, end), order_before(logits, row, second, end)
+                c, d = order_before(logits, row, third, end), order_before(logits, row, fourth, end)
+                list_column(found, listed_order, listed_column, a, column, least)
+                list_column(found, listed_order, listed_column, b, second, least)
+                list_column(found, listed_order, listed_column, c, third, least)
+                list_column(found, listed_order, listed_column, d, fourth, least)
+                column = i32(column + i32(4) * warp_size())
+            which += warps
         cuda.syncthreads()
         listed = found[0]
         if listed <= i32(_LISTED):
@@ -144,6 +154,24 @@ def top_candidates(ids, values, logits, best, vocab_size, num_rows):
         else:
             pick_from_stretches(ids, values, logits, row, tile_best, found, tiles, width, vocab_size)
         cuda.syncthreads()
+
+
+@device_function
+def order_before(logits, row, column, end):
+    """Order of a logit, of nothing from `end` on."""
+    if column < end:
+        return float_order(logits[row, u64(column)])
+    return _NOTHING
+
+
+@device_function
+def list_column(found, listed_order, listed_column, order, column, least):
+    """Put a column on the list if it reaches `least`."""
+    if order >= least:
+        place = cuda.atomic.add(found, 0, i32(1))
+        if place < i32(_LISTED):
+            listed_order[place] = order
+            listed_column[place] = column
 
 
 @device_function

@@ -5,14 +5,20 @@ from __future__ import annotations
 import math
 
 from kernels.lang import cuda, f32, i32, kernel
+from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_storage import narrow
 from kernels.lang_warp import lane, warp_size, warp_sum
 from kernels.project import divide
 
 
-@kernel(writes=("cache",))
-def store_context(cache, context_kv, k_norms, rope_table, positions, cells, eps, num_tokens):
-    """cache[l, 0 or 1, cell of t] = rotated RMSNorm(k) or v of token t in draft layer l, for the live tokens with a cell.
+@kernel(writes=("cache",), overlap=True)
+def store_context(
+    cache, context_kv, k_norms, rope_table, positions, token_slot, slot_mapping, num_computed, finished, eps, num_tokens
+):
+    """cache[l, 0 or 1, cell of t] = rotated RMSNorm(k) or v of token t in draft layer l, for the live tokens committed by now.
+
+    Committed is what stands below num_computed of its slot, behind `advance`: neither a rejected draft nor the new anchor, which
+    has no row yet. Nothing is stored for a finished request.
 
     Args:
         cache: any storage type [layers, 2, blocks, block_size, kv_heads, hd]: keys, then values.
@@ -20,24 +26,31 @@ def store_context(cache, context_kv, k_norms, rope_table, positions, cells, eps,
         k_norms: float32 [layers, hd].
         rope_table: float32 [L, hd], cos then sin (kernels/rope.py).
         positions: int32 [T], absolute, each in [0, L).
-        cells: int32 [T], block * block_size + offset; negative stores nothing. No two live tokens share one.
+        token_slot: int32 [T];  slot_mapping: int32 [T], block * block_size + offset (kernels/prepare.py); negative stores nothing.
+            No two live tokens share one. The drafter's pages follow the target's tables.
+        num_computed, finished: int32 [N] by slot.
         eps: float32.
         num_tokens: int32 [1], live rows.
 
     Launch: grid (tokens, n), a warp a head, n * warps about layers * kv heads. A warp owns its head of the cell of its token. No
     barrier; safe under capture, and idempotent. Oracle: oracle_dflash.store_context.
+    Method: z-lab's crop of the draft cache, as a store that never happens.
     """
+    wait_for_launches()
+    let_next_launch_start()
     num_layers, block_size = i32(cache.shape[0]), i32(cache.shape[3])
     num_kv_heads, head_dim = i32(cache.shape[4]), i32(cache.shape[5])
     half = head_dim // i32(2)
     warp, warps = divide(cuda.threadIdx.x, warp_size()), max(divide(cuda.blockDim.x, warp_size()), i32(1))
     row = i32(cuda.blockIdx.x)
     while row < num_tokens[0]:
-        cell = cells[row]
-        if cell >= 0:
+        cell, slot, position = slot_mapping[row], token_slot[row], positions[row]
+        committed = i32(0)
+        if slot >= 0 and slot < num_computed.shape[0] and cell >= 0 and finished[slot] == 0:
+            committed = num_computed[slot]
+        if position < committed:
             block = divide(cell, block_size)
             offset = cell - block * block_size
-            position = positions[row]
             head_of_all = i32(cuda.blockIdx.y * warps + warp)
             while head_of_all < num_layers * num_kv_heads:
                 layer = divide(head_of_all, num_kv_heads)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from kernels.lang import cuda, i32, kernel
+from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 
 
-@kernel(writes=("draft_tokens", "num_draft"))
+@kernel(writes=("draft_tokens", "num_draft"), overlap=True)
 def store_drafts(draft_tokens, num_draft, chosen, block_lens, finished, idx_mapping, num_sampled, num_requests):
     """draft_tokens[slot] = the picks of the request's block that stand below max_model_len, -1 behind them.
 
@@ -20,6 +21,8 @@ def store_drafts(draft_tokens, num_draft, chosen, block_lens, finished, idx_mapp
     Launch: one thread a request row (grid 1, block 32..256); any grid and block is right. Row r and its slot belong to one thread.
     No barrier. Capture safe. Oracle: kernels.oracle_dflash.store_drafts.
     """
+    wait_for_launches()
+    let_next_launch_start()
     rows = i32(num_requests[0])
     slots = i32(draft_tokens.shape[0])
     k = i32(draft_tokens.shape[1])

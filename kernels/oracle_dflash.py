@@ -5,10 +5,12 @@ Every function returns what the kernel's output arrays hold afterwards; inputs a
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from kernels.oracle_sampling import draft_gumbels
 
 Floats: TypeAlias = "npt.NDArray[np.float32]"
 Integers: TypeAlias = "npt.NDArray[np.int32]"
@@ -20,30 +22,16 @@ def tap(features: Floats, residual: Floats, column: int, num_tokens: Integers) -
     return result
 
 
-def context_cells(
-    cells: Integers,
-    slot_mapping: Integers,
-    query_start_loc: Integers,
-    num_rejected: Integers,
-    finished: Integers,
-    idx_mapping: Integers,
-    num_requests: Integers,
-) -> Integers:
-    result = np.full_like(cells, -1)
-    for row in range(num_requests[0]):
-        slot, start, stop = idx_mapping[row], query_start_loc[row], query_start_loc[row + 1] - num_rejected[row]
-        if 0 <= slot < len(finished) and not finished[slot]:
-            result[start:stop] = slot_mapping[start:stop]
-    return result
-
-
 def store_context(
     cache: Floats,
     context_kv: Floats,
     k_norms: Floats,
     rope_table: Floats,
     positions: Integers,
-    cells: Integers,
+    token_slot: Integers,
+    slot_mapping: Integers,
+    num_computed: Integers,
+    finished: Integers,
     eps: float,
     num_tokens: Integers,
 ) -> Floats:
@@ -52,14 +40,16 @@ def store_context(
     flat = result.reshape(layers, 2, blocks * block_size, kv_heads, head_dim)
     cos, sin = np.split(rope_table.astype(np.float64), 2, axis=1)
     for row in range(num_tokens[0]):
-        if cells[row] < 0:
+        cell, slot = slot_mapping[row], token_slot[row]
+        known = 0 <= slot < len(num_computed) and cell >= 0
+        if not known or finished[slot] or positions[row] >= num_computed[slot]:
             continue
         both = context_kv[row].astype(np.float64).reshape(layers, 2, kv_heads, head_dim)
         keys = both[:, 0] / np.sqrt((both[:, 0] ** 2).mean(-1, keepdims=True) + eps) * k_norms[:, None, :]
         first, second = np.split(keys, 2, axis=-1)
         c, s = cos[positions[row]], sin[positions[row]]
-        flat[:, 0, cells[row]] = np.concatenate([first * c - second * s, second * c + first * s], axis=-1)
-        flat[:, 1, cells[row]] = both[:, 1]
+        flat[:, 0, cell] = np.concatenate([first * c - second * s, second * c + first * s], axis=-1)
+        flat[:, 1, cell] = both[:, 1]
     return result
 
 
@@ -211,15 +201,53 @@ def edge_scores(
     return result
 
 
-def selector_walk(chosen: Integers, ids: Integers, scores: Floats, picks: int, num_requests: Integers) -> Integers:
-    result = chosen.copy()
+def selector_walk(
+    draft_tokens: Integers,
+    num_draft: Integers,
+    q_ids: Integers,
+    q_probs: Floats,
+    ids: Integers,
+    scores: Floats,
+    context_lens: Integers,
+    block_lens: Integers,
+    finished: Integers,
+    idx_mapping: Integers,
+    num_sampled: Integers,
+    temperature: Floats,
+    seed: Integers,
+    num_requests: Integers,
+) -> dict[str, npt.NDArray[Any]]:
+    """Every output of the kernel by name."""
+    picks = draft_tokens.shape[1]
+    out: dict[str, npt.NDArray[Any]] = {
+        "draft_tokens": draft_tokens.copy(), "num_draft": num_draft.copy(), "q_ids": q_ids.copy(), "q_probs": q_probs.copy()
+    }  # fmt: skip
     for request in range(num_requests[0]):
+        slot = idx_mapping[request]
+        if not 0 <= slot < len(draft_tokens):
+            continue
+        proposes = num_sampled[request] > 0 and finished[slot] == 0
+        count = min(picks, max(block_lens[request] - 1, 0)) if proposes else 0
+        for name, nothing in (("draft_tokens", -1), ("num_draft", count), ("q_ids", -1), ("q_probs", 0)):
+            out[name][slot] = nothing
         before = 0
-        for row in range(request * picks, (request + 1) * picks):
-            line = np.where(np.isnan(scores[row, before]), -np.inf, scores[row, before])
+        for step in range(count):
+            row, position = request * picks + step, int(context_lens[request]) + 1 + step
+            line = np.where(np.isnan(scores[row, before]), -np.inf, scores[row, before]).astype(np.float64)
+            shares, heat = np.zeros(len(line)), float(temperature[slot])
+            if heat > 0 and np.isfinite(line.max()):
+                weights = np.exp((line - line.max()) / heat)
+                shares = weights / weights.sum()
+                noise = draft_gumbels((int(seed[slot, 0]), int(seed[slot, 1])), position, step, int(ids[row].max()) + 1)
+                line = (line - line.max()) / heat + noise[ids[row]]
             before = int(np.argmax(line))
-            result[row] = ids[row, before]
-    return result
+            if not shares.any():
+                shares[before] = 1
+            out["draft_tokens"][slot, step] = ids[row, before]
+            drawn = np.isfinite(line) if heat > 0 and np.isfinite(line.max()) else shares > 0
+            out["q_ids"][slot, step] = np.where(drawn, ids[row], -1)
+            out["q_probs"][slot, step] = shares
+    return out
 
 
 def store_drafts(

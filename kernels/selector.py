@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from kernels.lang import NEG_INF, cuda, f32, i32, kernel
+from kernels.exponential import exp
+from kernels.lang import NEG_INF, cuda, device_function, f32, i32, kernel
+from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_storage import widen
 from kernels.lang_warp import lane, warp_max, warp_size, warp_sum
 from kernels.project import divide
+from kernels.random import draft_gumbel
+
+_NEAR = 8192
+"""Scores of a lattice that fit into shared memory."""
 
 
-@kernel(writes=("scores",))
+@kernel(writes=("scores",), overlap=True)
 def edge_scores(scores, ids, values, gate, predecessors, successors, block_ids, picks, num_rows):
     """scores[j, a, b] = values[j, b] + sum over rho of predecessors[p, rho] * gate[j, rho] * successors[ids[j, b], rho].
 
@@ -27,6 +33,8 @@ def edge_scores(scores, ids, values, gate, predecessors, successors, block_ids, 
     Launch: grid (rows, n), n = K at best: a block a predecessor, a warp a pair, lanes along the rank. A warp owns its score. No
     barrier; safe under capture. Oracle: oracle_dflash.edge_scores.
     """
+    wait_for_launches()
+    let_next_launch_start()
     count, rank = i32(ids.shape[1]), i32(gate.shape[1])
     last = i32(predecessors.shape[0]) - i32(1)
     warp, warps = divide(cuda.threadIdx.x, warp_size()), max(divide(cuda.blockDim.x, warp_size()), i32(1))
@@ -54,41 +62,131 @@ def edge_scores(scores, ids, values, gate, predecessors, successors, block_ids, 
         row += i32(cuda.gridDim.x)
 
 
-@kernel(writes=("chosen",))
-def selector_walk(chosen, ids, scores, picks, num_requests):
-    """chosen[j] = the candidate of row j with the best score behind the one chosen for the row before, from the anchor on.
+@kernel(writes=("draft_tokens", "num_draft", "q_ids", "q_probs"), overlap=True)
+def selector_walk(
+    draft_tokens,
+    num_draft,
+    q_ids,
+    q_probs,
+    ids,
+    scores,
+    context_lens,
+    block_lens,
+    finished,
+    idx_mapping,
+    num_sampled,
+    temperature,
+    seed,
+    num_requests,
+):
+    """Drafts of each request along its candidates, from the anchor on, each given the one before it.
 
-    The first of equal scores wins; NaN never does (a row of NaN yields its first candidate).
+    temperature 0: the candidate with the best score; the first of equal ones, and NaN is never one (a row of NaN yields its first
+    candidate). Else one drawn from softmax(scores / temperature): the best of scores / temperature + Gumbel noise, which hangs on
+    seed, position and token alone.
 
-    Args:
-        chosen: int32 [J], J = R * picks.
-        ids: int32 [J, K].
-        scores: float32 [J, K, K] (`edge_scores`); of the first row of a request only [0, :] is read.
-        picks: int32, rows of a request.
-        num_requests: int32 [1], live requests.
+    draft_tokens int32 [N, k] out: of the rows of the block that stand below max_model_len, -1 behind them.
+    num_draft    int32 [N] out: 0..k.
+    q_ids        int32 [N, k, K] out;  q_probs float32 [N, k, K] out: what draft i was drawn from, -1 and 0 where no candidate is.
+    ids          int32 [J, K], J = R * k;  scores float32 [J, K, K] (`edge_scores`), [0, :] alone of the first row of a request
+    context_lens, block_lens int32 [R] (kernels/block_inputs.py): draft i stands at context + 1 + i
+    finished     int32 [N] by slot;  idx_mapping int32 [R] row -> slot;  num_sampled int32 [R] after `advance`
+    temperature  float32 [N];  seed int32 [N, 2];  num_requests int32 [1].
 
-    Launch: a warp a request, lanes over its candidates; any grid. A warp owns the rows of its request. No barrier; safe under
-    capture. Oracle: oracle_dflash.selector_walk. Method: ancestral walk at temperature 0, no beam.
+    A row that emitted nothing (it is still in its prompt) or is finished gets no drafts: its slot is cleared, so that no draft of
+    an earlier step survives.
+
+    Launch: a block a request; its first warp walks, lanes over the candidates, the others bring the scores closer. Block `r` owns
+    the slot of request r; its barrier is reached by all its threads. Safe under capture. Oracle: oracle_dflash.selector_walk.
+    Method: ancestral walk, no beam.
     """
-    count = i32(ids.shape[1])
-    warps = max(divide(cuda.blockDim.x, warp_size()), i32(1))
-    request = i32(cuda.blockIdx.x * warps + divide(cuda.threadIdx.x, warp_size()))
-    while request < num_requests[0]:
-        before = i32(0)
-        for step in range(picks):
-            row = i32(request * picks + step)
-            score = NEG_INF
-            place = count
-            for candidate in range(lane(), count, warp_size()):
-                if scores[row, before, candidate] > score:
-                    score = scores[row, before, candidate]
-                    place = i32(candidate)
-            best = warp_max(score)
-            if score < best:
-                place = count
-            before = i32(-warp_max(i32(-place)))
-            if before >= count:
+    near = cuda.shared.array(_NEAR, f32)
+    wait_for_launches()
+    let_next_launch_start()
+    tid, threads, warp = i32(cuda.threadIdx.x), i32(cuda.blockDim.x), divide(cuda.threadIdx.x, warp_size())
+    slots, picks, count = i32(draft_tokens.shape[0]), i32(draft_tokens.shape[1]), i32(ids.shape[1])
+    lattice = picks * count * count
+    for request in range(cuda.blockIdx.x, num_requests[0], cuda.gridDim.x):
+        slot = idx_mapping[request]
+        if slot >= i32(0) and slot < slots:
+            base = i32(request) * picks
+            if lattice <= i32(_NEAR):
+                item = tid
+                while item < lattice:
+                    pair = divide(item, count)
+                    near[item] = scores[base + divide(pair, count), pair - divide(pair, count) * count, item - pair * count]
+                    item += threads
+            cuda.syncthreads()
+            drafts = i32(0)
+            if num_sampled[request] > i32(0) and finished[slot] == i32(0):
+                drafts = max(min(picks, block_lens[request] - i32(1)), i32(0))
+            if warp == i32(0):
                 before = i32(0)
-            if lane() == i32(0):
-                chosen[row] = ids[row, before]
-        request += i32(cuda.gridDim.x * warps)
+                for step in range(picks):
+                    row = base + i32(step)
+                    if step < drafts:
+                        position = context_lens[request] + i32(1) + i32(step)
+                        heat, place = temperature[slot], i32(step)
+                        before = choose(
+                            q_ids, q_probs, slot, place, ids, scores, near, lattice, row, before, heat, seed, position
+                        )
+                        if lane() == i32(0):
+                            draft_tokens[slot, step] = ids[row, before]
+                    else:
+                        for candidate in range(lane(), count, warp_size()):
+                            q_ids[slot, step, candidate] = i32(-1)
+                            q_probs[slot, step, candidate] = f32(0.0)
+                        if lane() == i32(0):
+                            draft_tokens[slot, step] = i32(-1)
+                if lane() == i32(0):
+                    num_draft[slot] = drafts
+            cuda.syncthreads()
+
+
+@device_function
+def score_of(scores, near, lattice, row, step, before, candidate):
+    """The score behind candidate `before`, -inf for NaN; from shared memory where the lattice fits there."""
+    count = i32(scores.shape[1])
+    value = near[(step * count + before) * count + candidate] if lattice <= i32(_NEAR) else scores[row, before, candidate]
+    if value > NEG_INF:
+        return value
+    return f32(NEG_INF)
+
+
+@device_function
+def choose(q_ids, q_probs, slot, step, ids, scores, near, lattice, row, before, temperature, seed, position):
+    """Place of the candidate of `row` that is chosen behind `before`, with what it was drawn from. Called by a whole warp."""
+    count = i32(ids.shape[1])
+    largest = NEG_INF
+    for candidate in range(lane(), count, warp_size()):
+        largest = max(largest, score_of(scores, near, lattice, row, step, before, candidate))
+    largest = warp_max(largest)
+    best, place, total = NEG_INF, count, f32(0.0)
+    for candidate in range(lane(), count, warp_size()):
+        score = score_of(scores, near, lattice, row, step, before, candidate)
+        if score > NEG_INF:
+            value = score
+            if temperature > f32(0.0):
+                value = f32(score - largest) / temperature
+                total += exp(value)
+                token = ids[row, candidate]
+                value += draft_gumbel(seed[slot, 0], seed[slot, 1], position, step, token)
+            if value > best:
+                best, place = value, i32(candidate)
+    total = warp_sum(total)
+    if best < warp_max(best):
+        place = count
+    place = i32(-warp_max(i32(-place)))
+    if place >= count:
+        place = i32(0)
+    for candidate in range(lane(), count, warp_size()):
+        score = score_of(scores, near, lattice, row, step, before, candidate)
+        token, share = i32(-1), f32(0.0)
+        if temperature > f32(0.0) and total > f32(0.0):
+            if score > NEG_INF:
+                token, share = ids[row, candidate], exp(f32(score - largest) / temperature) / total
+        elif candidate == place:
+            token, share = ids[row, candidate], f32(1.0)
+        q_ids[slot, step, candidate] = token
+        q_probs[slot, step, candidate] = share
+    return place

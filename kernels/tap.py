@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from kernels.lang import cuda, kernel
+from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_storage import narrow
 
 
-@kernel(writes=("features",))
+@kernel(writes=("features",), overlap=True)
 def tap(features, residual, column, num_tokens):
     """features[t, column : column + H] = residual[t] for the live tokens.
 
@@ -19,6 +20,8 @@ def tap(features, residual, column, num_tokens):
     Launch: a block a token, threads over the columns. Block `t` owns its part of row t. No barrier; safe under capture.
     Oracle: oracle_dflash.tap.
     """
+    wait_for_launches()
+    let_next_launch_start()
     width = residual.shape[1]
     for row in range(cuda.blockIdx.x, num_tokens[0], cuda.gridDim.x):
         for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):

@@ -104,7 +104,7 @@ class Rig:
 
     def _arrays(self) -> tuple[Any, Any]:
         shapes = {"finished": SLOTS, "num_computed": SLOTS, "last_sampled": SLOTS, "num_draft": SLOTS}
-        steps = {"slot_mapping": 40, "positions": 40, "num_rejected": SLOTS, "num_sampled": SLOTS}
+        steps = {"slot_mapping": 40, "positions": 40, "token_slot": 40, "num_rejected": SLOTS, "num_sampled": SLOTS}
         inputs = {"live": 3, "idx_mapping": SLOTS, "query_start_loc": SLOTS + 1}
         made = {name: self.device.array(name, (size,), np.int32) for name, size in (shapes | steps | inputs).items()}
         made["draft_tokens"] = self.device.array("draft_tokens", (SLOTS, self.k), np.int32)
@@ -117,7 +117,12 @@ class Rig:
             num_tokens=made["live"][0:1],
             num_requests=made["live"][1:2],
         )
-        return SimpleNamespace(**made), SimpleNamespace(inputs=step_inputs, **{name: made[name] for name in steps})
+        sampling = SimpleNamespace(
+            temperature=self.device.constant("temperature", np.zeros(SLOTS, np.float32)),
+            seed=self.device.constant("seed", np.zeros((SLOTS, 2), np.int32)),
+        )
+        step = SimpleNamespace(inputs=step_inputs, **{name: made[name] for name in steps})
+        return SimpleNamespace(**made, sampling=sampling), step
 
     def proposer(self, num_layers: int | None = None, **changes: Any) -> DFlashProposer:
         """The recorder, over the first `num_layers` draft layers alone."""
@@ -134,7 +139,7 @@ class Rig:
     def append(self, chunk: int) -> None:
         """Stage chunk number `chunk` of every request, rejected rows of NaN included, and run the context part."""
         features = np.full((40, self.spec.feature_size), np.nan, np.float32)
-        positions, cells = np.full(40, -7, np.int32), np.full(40, -7, np.int32)
+        positions, cells, slots_of = (np.full(40, -7, np.int32) for _ in range(3))
         starts, rejected, computed = [0], np.zeros(SLOTS, np.int32), self.read("num_computed")
         for row, (request, values) in enumerate(zip(self.requests, self.features, strict=True)):
             first = sum(request.chunks[:chunk])
@@ -146,12 +151,14 @@ class Rig:
             every = np.arange(starts[-1], starts[-1] + count + rejected[row])
             positions[every] = first + np.arange(len(every))
             cells[every] = self.tables[request.slot, positions[every] // BLOCK_SIZE] * BLOCK_SIZE + positions[every] % BLOCK_SIZE
+            slots_of[every] = request.slot
             starts.append(starts[-1] + len(every))
             computed[request.slot] = first + count
         write = self.device.upload
         write(self.scratch.features, features)
         write(self.step.positions, positions)
         write(self.step.slot_mapping, cells)
+        write(self.step.token_slot, slots_of)
         write(self.step.num_rejected, rejected)
         write(self.state.query_start_loc, np.array(starts + starts[-1:] * (SLOTS + 1 - len(starts)), np.int32))
         write(self.state.live, np.array([starts[-1], len(self.requests), 0], np.int32))

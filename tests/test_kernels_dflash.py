@@ -14,7 +14,6 @@ from kernels.block_conv import block_conv
 from kernels.block_inputs import block_inputs
 from kernels.block_join import join_conv, join_norm
 from kernels.candidates import tile_maxima, tiles_of, top_candidates
-from kernels.context_cells import context_cells
 from kernels.context_store import store_context
 from kernels.draft_store import store_drafts
 from kernels.logit_scale import logit_scale, scale_rows
@@ -50,24 +49,6 @@ def test_tap(launch: Launch, storage: str, count: int, column: int) -> None:
     check_stored(launch, tap, args, {"features": oracle.tap(**wide_args(args))}, storage)
 
 
-@ROW_LAUNCHES
-def test_context_cells(launch: Launch) -> None:
-    """A chunk of a prompt, a verify row of 4 with 2 rejected, one with all accepted, a finished request, an unknown slot, pads."""
-    starts = integers(0, 3, 7, 11, 13, 14, 14)
-    args = {
-        "cells": untouched(17, dtype=np.int32),
-        "slot_mapping": np.where(np.arange(17) == 1, -1, 100 + np.arange(17)).astype(np.int32),
-        "query_start_loc": starts,
-        "num_rejected": integers(0, 2, 0, 1, 0, -7),
-        "finished": integers(0, 2, 0, 0),
-        "idx_mapping": integers(3, 0, 2, 1, 9, -7),
-        "num_requests": live(5),
-    }
-    expected = oracle.context_cells(**args)
-    launch.check(context_cells, args, {"cells": expected})
-    assert expected.tolist() == [100, -1, 102, 103, 104, -1, -1, 107, 108, 109, 110, *[-1] * 6]
-
-
 def rope_table(length: int, head_dim: int) -> np.ndarray:
     angles = np.arange(length)[:, None] * 0.7 ** np.arange(head_dim // 2)
     return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
@@ -76,17 +57,21 @@ def rope_table(length: int, head_dim: int) -> np.ndarray:
 @WARP_LAUNCHES
 @STORAGE
 @pytest.mark.parametrize(("layers", "kv_heads", "head_dim"), [(1, 1, 4), (3, 2, 6), (2, 3, 64)], ids=str)
-@pytest.mark.parametrize(("block_size", "count"), [(1, 4), (4, 4), (4, 0)])
+@pytest.mark.parametrize(("block_size", "count"), [(1, 7), (4, 7), (4, 0)])
 def test_store_context(
     launch: Launch, storage: str, layers: int, kv_heads: int, head_dim: int, block_size: int, count: int
 ) -> None:
     args = {
         "cache": stored(floats(2, layers, 2, 12 // block_size, block_size, kv_heads, head_dim), storage),
-        "context_kv": poisoned(floats(3, CAPACITY, layers * 2 * kv_heads * head_dim), count),
+        "context_kv": poisoned(floats(3, 8, layers * 2 * kv_heads * head_dim), count),
         "k_norms": floats(4, layers, head_dim),
         "rope_table": rope_table(20, head_dim),
-        "positions": poisoned(integers(19, 0, 7, 7, 1), count),
-        "cells": integers(11, -1, 0, 5, 6),  # a rejected row, and a stale cell behind the live rows
+        "positions": poisoned(integers(19, 0, 7, 8, 1, 5, 5, 3), count),
+        # Committed, without a page, committed, rejected, the anchor's place, finished, no slot, a pad.
+        "token_slot": integers(2, 2, 0, 0, 3, 1, 4, 2),
+        "slot_mapping": integers(11, -1, 0, 5, 6, 7, 8, 9),
+        "num_computed": integers(8, 20, 20, 1),
+        "finished": integers(0, 2, 0, 0),
         "eps": EPS,
         "num_tokens": live(count),
     }
@@ -402,14 +387,14 @@ def test_tile_maxima(launch: Launch, width: int) -> None:
     check_tiles(launch, candidates_case(logits, 8, 1))
 
 
-@launches((1, 1), (3, 3), (1, 32))
+@warps((1, 1), (3, 3), (1, 16))
 @pytest.mark.parametrize("k", [1, 4, 16])
 @pytest.mark.parametrize("width", [1100, 9000])  # too few stretches for a list, and enough
 def test_top_candidates(launch: Launch, k: int, width: int) -> None:
     check_candidates(launch, candidates_case(hard_rows(width), 9, k))
 
 
-@launches((2, 5))
+@warps((2, 5))
 @pytest.mark.parametrize("vocab_size", [1, 5, 511, 512, 513])
 def test_top_candidates_of_a_small_vocabulary(launch: Launch, vocab_size: int) -> None:
     check_candidates(launch, candidates_case(floats(13, 3, vocab_size), 2, min(vocab_size, 6)))
@@ -460,23 +445,71 @@ def test_edge_scores(launch: Launch, storage: str, picks: int) -> None:
     check_stored(launch, edge_scores, args, {"scores": oracle.edge_scores(**wide_args(args))}, "float32")
 
 
-@WARP_LAUNCHES
-def test_selector_walk(launch: Launch) -> None:
-    """Random scores, ties, and NaN in a line that the walk passes."""
-    scores = floats(20, 12, 4, 4)
-    scores[0, 0], scores[4, 0] = (1, 3, 3, 2), np.nan
-    scores[5, 0, 3] = np.nan
-    args = {
-        "chosen": untouched(12, dtype=np.int32),
-        "ids": np.arange(48, dtype=np.int32).reshape(12, 4) * 3,
+def walk_case(count: int, picks: int, temperature: tuple[float, ...]) -> dict:
+    """A whole block, one cut by the model length, a chunk of a prompt, a finished row, no slot, a pad; scores with ties and NaN."""
+    scores = floats(20, 6 * picks, count, count)
+    scores[0, 0, :4], scores[picks - 1] = (1, 3, 3, 2), np.nan
+    scores[1, :, 3] = np.nan
+    scores[2, :, 1] = -np.inf
+    return {
+        "draft_tokens": untouched(6, picks, dtype=np.int32),
+        "num_draft": untouched(6, dtype=np.int32),
+        "q_ids": untouched(6, picks, count, dtype=np.int32),
+        "q_probs": untouched(6, picks, count),
+        "ids": np.random.default_rng(3).permutation(3000)[: 6 * picks * count].reshape(-1, count).astype(np.int32),
         "scores": scores,
-        "picks": 4,
-        "num_requests": live(2),
+        "context_lens": integers(40, 7, 9, 11, 3, 2),
+        "block_lens": integers(picks + 1, picks, picks + 1, picks + 1, picks + 1, 0),
+        "finished": integers(0, 0, 0, 0, 1, 0),
+        "idx_mapping": integers(2, 0, 3, 4, 9, 5),
+        "num_sampled": integers(1, 2, 0, 1, 1, 1),
+        "temperature": np.array(temperature, np.float32),
+        "seed": integers(*range(12)).reshape(6, 2) - 5,
+        "num_requests": live(5),
     }
+
+
+WALKS = pytest.mark.parametrize(("count", "picks"), [(4, 4), (16, 5), (40, 3)], ids=str)
+
+
+@WARP_LAUNCHES
+@WALKS
+@pytest.mark.parametrize("temperature", [(0.0,) * 6, (1.0, 0.0, 0.2, 0.7, 5.0, 1.0), (0.05,) * 6], ids=str)
+def test_selector_walk(launch: Launch, count: int, picks: int, temperature: tuple[float, ...]) -> None:
+    args = walk_case(count, picks, temperature)
     expected = oracle.selector_walk(**args)
-    launch.check(selector_walk, args, {"chosen": expected})
-    assert expected[0] == 3
-    assert expected[4] == args["ids"][4, 0]
+    launch.check(selector_walk, args, expected, rtol=1e-4, atol=1e-6)
+    assert expected["num_draft"].tolist() == [picks - 1, -7, picks, 0, 0, -7]
+    drawn = expected["q_ids"][2] >= 0
+    np.testing.assert_allclose(np.where(drawn, expected["q_probs"][2], 0).sum(axis=1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_drafts_are_drawn_from_what_is_said(temperature: float) -> None:
+    """4,000 seeds: how often each candidate is chosen first, against the probabilities written beside it."""
+    requests, count = 4000, 6
+    scores = np.tile(np.array([0.0, 1.0, -1.0, 2.0, -np.inf, 0.5], np.float32), (requests, count, 1))
+    seeds = np.random.default_rng(7).integers(-(2**31), 2**31, (requests, 2)).astype(np.int32)
+    outputs = (
+        untouched(requests, 1, dtype=np.int32),
+        untouched(requests, dtype=np.int32),
+        untouched(requests, 1, count, dtype=np.int32),
+        untouched(requests, 1, count),
+    )
+    ids = np.tile(np.arange(100, 100 + count, dtype=np.int32), (requests, 1))
+    every = np.arange(requests, dtype=np.int32)
+    ones = np.ones(requests, np.int32)
+    rows = (every % 50, 2 * ones, 0 * ones, every, ones, np.full(requests, temperature, np.float32), seeds, live(requests))
+    Launch("cpu").run(selector_walk, *outputs, ids, scores, *rows)
+    drafts, _, q_ids, q_probs = outputs
+    shares = np.exp(scores[0, 0].astype(np.float64) / temperature)
+    shares /= shares.sum()
+    np.testing.assert_allclose(q_probs[:, 0], np.tile(shares, (requests, 1)), rtol=1e-5)
+    assert (q_ids[:, 0, 4] == -1).all()
+    counts = np.bincount(drafts[:, 0] - 100, minlength=count)
+    assert counts[4] == 0
+    deviation = np.abs(counts / requests - shares) / np.sqrt(shares * (1 - shares) / requests + 1e-12)
+    assert deviation.max() < 4
 
 
 @ROW_LAUNCHES

@@ -18,6 +18,7 @@ from graphs.drafter_arrays import (
 )
 from graphs.executor import widened
 from graphs.launch import Array
+from graphs.sampling_state import DraftDistribution
 from kernels.candidates import tiles_of
 from runtime.checkpoint.random_tensor import ConstantMemory
 from runtime.checkpoint.weights import STORAGE, WeightDtype
@@ -156,13 +157,13 @@ def allocate_draft_scratch(device: Device, spec: DraftSpec, sizes: StepSizes, dt
             values=activations("candidate_values", picks, count),
             gate=activations("selector_gate", picks, spec.selector_rank),
             scores=activations("selector_scores", picks, count, count),
+            distribution=DraftDistribution(integers("q_ids", slots, k, count), activations("q_probs", slots, k, count)),
         )
     return DraftScratch(
         features=operands("features", tokens, spec.feature_size),
         fused=activations("fused", tokens, hidden),
         context=operands("context", tokens, hidden),
         context_kv=activations("context_kv_rows", tokens, spec.context_size),
-        cells=integers("cells", tokens),
         block_ids=integers("block_ids", queries),
         block_positions=integers("block_positions", queries),
         pick_rows=integers("pick_rows", picks),

@@ -110,7 +110,8 @@ class Speculator:
             max_model_len=sizes.max_model_len,
             ops=build_draft_ops(device, spec, sizes, scratch, self._dtype, on_gpu=on_gpu, choice=choice),
         )
-        return Speculation(proposer, proposer.taps, streamed_bytes=draft_streamed_bytes(arrays))
+        distribution = None if scratch.selector is None else scratch.selector.distribution
+        return Speculation(proposer, proposer.taps, draft_streamed_bytes(arrays), distribution)
 
     def describe(self) -> dict[str, Any]:
         """What `draftgraph info` says."""
