@@ -26,7 +26,7 @@ from tests.tiny_engine import open_tiny
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra train)")
 pytestmark = pytest.mark.parity
 
-from runtime.speculators.train.blocks import Blocks, blocks_of  # noqa: E402
+from runtime.speculators.train.blocks import Blocks, blocks_of, draw_anchors, surprise  # noqa: E402
 from runtime.speculators.train.documents import Document, DocumentStore, cut_loops  # noqa: E402
 from runtime.speculators.train.drafter import TorchDrafter  # noqa: E402
 from runtime.speculators.train.generate import Generator  # noqa: E402
@@ -293,6 +293,27 @@ def test_features_from_the_anchor_on_change_nothing(target: TorchTarget, documen
     assert (after[index] - before[index]).abs().max() > 1e-3
 
 
+def test_surprising_anchors_are_drawn_more_often(target: TorchTarget, documents: list[Document]) -> None:
+    rows = pack(documents, 60, 0, CPU)
+    taps = compute_taps(target, rows, (0,), soft=True)
+    index = torch.arange(len(rows))
+    weight = surprise(taps, index)
+    assert taps.soft_shares is not None
+    torch.testing.assert_close(weight[:, 1:], 1 - taps.soft_shares[:, :-1, 0])
+    anchor = torch.ones(2000, 10, dtype=torch.bool)
+    anchor[:, 7:] = False
+    uneven = torch.ones(2000, 10)
+    uneven[:, :2] = 10.0
+    places, live = draw_anchors(anchor, uneven, 2)
+    assert live.all()
+    assert places.max() < 7
+    counts = torch.bincount(places.flatten(), minlength=7)
+    assert counts[:2].min() > 4 * counts[2:].max()
+    places, live = draw_anchors(anchor, None, 9)
+    assert live.sum(1).tolist() == [7] * 2000
+    torch.testing.assert_close(places[live].view(2000, 7), torch.arange(7).expand(2000, 7))
+
+
 def test_soft_labels_are_the_targets_before_each_token(
     target: TorchTarget, documents: list[Document], drafter: TinyDrafter
 ) -> None:
@@ -358,7 +379,7 @@ def test_one_answer_is_learnt_by_heart(
 def test_training_goes_on_where_it_was(model: TinyModel, target: TorchTarget, documents: list[Document], tmp_path: Path) -> None:
     config = write_tiny_drafter(tmp_path, model.shape, DrafterShape(version=2)).config
     rows = pack(documents, 60, 0, CPU)
-    settings = TrainingSettings(steps=4, rows=2, anchors=8, row_length=60)
+    settings = TrainingSettings(steps=4, rows=2, anchors=8, row_length=60, surprising_anchors=0.5)
     torch.manual_seed(0)
     first = Trainer(settings, target, TorchDrafter(config, 256), rows)
     first.run(lambda: None)

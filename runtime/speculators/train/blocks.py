@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from runtime.speculators.train.rows import Rows, Taps
-from runtime.speculators.train.target import Tensor, bias_of
+from runtime.speculators.train.target import HIDDEN_FROM, Tensor, bias_of
 
 
 @dataclass
@@ -31,12 +31,24 @@ class Blocks:
     soft_shares: Tensor | None
 
 
-def draw_anchors(anchor: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """(places, live), each [S, count]: of the allowed positions [S, n] of each row, without replacement, in order."""
-    lots = torch.rand(anchor.shape, device=anchor.device).masked_fill_(~anchor, -1.0)
-    lots, places = lots.topk(min(count, anchor.shape[1]), 1)
+def draw_anchors(anchor: Tensor, weight: Tensor | None, count: int) -> tuple[Tensor, Tensor]:
+    """(places, live), each [S, count]: of the allowed positions [S, n] of each row, without replacement, in order.
+
+    weight [S, n] > 0: how much likelier a place is than others (Efraimidis and Spirakis, 2006); None: all alike.
+    """
+    lots = torch.rand(anchor.shape, device=anchor.device).clamp_min_(1e-9).log_()
+    if weight is not None:
+        lots /= weight
+    lots, places = lots.masked_fill_(~anchor, HIDDEN_FROM).topk(min(count, anchor.shape[1]), 1)
     places, order = places.sort(1)
-    return places, lots.gather(1, order) >= 0
+    return places, lots.gather(1, order) > HIDDEN_FROM
+
+
+def surprise(taps: Taps, index: Tensor) -> Tensor:
+    """[S, n], 0 .. 1: how unsure the target was of the token that stands here."""
+    assert taps.soft_shares is not None
+    unsure = 1 - taps.soft_shares[index][:, :, 0].float()
+    return torch.cat([torch.ones_like(unsure[:, :1]), unsure[:, :-1]], 1)
 
 
 def blocks_of(

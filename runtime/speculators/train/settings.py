@@ -81,6 +81,8 @@ class TrainingSettings(Section):
     row_length: int = Field(default=512, ge=32)
     rows: int = Field(default=64, ge=1)  # packed rows of a step
     anchors: int = Field(default=64, ge=1)  # blocks of each row
+    # The loop's anchors are tokens that were not foreseen. 0: all positions alike; 1: those only of which the target was unsure.
+    surprising_anchors: Annotated[float, Field(ge=0, lt=1)] = 0.0
     short_blocks: Share = 0.2  # of the steps draft 5 .. block_size - 1 slots, so that a smaller k costs nothing
     optimizer: Literal["adamw", "muon"] = "adamw"
     learning_rate: float = Field(default=1e-3, gt=0)

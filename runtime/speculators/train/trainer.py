@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from runtime.errors import ConfigError
-from runtime.speculators.train.blocks import blocks_of, draw_anchors
+from runtime.speculators.train.blocks import blocks_of, draw_anchors, surprise
 from runtime.speculators.train.drafter import TorchDrafter
 from runtime.speculators.train.losses import HeadLoss, HeadTask, selector_loss
 from runtime.speculators.train.rows import Rows, Taps, bytes_of_taps, compute_taps
@@ -94,9 +94,11 @@ class Trainer:
                 group["lr"] = rate
         index = self._next_rows(share)
         slots = self._slots()
-        places, live = draw_anchors(self.rows.anchor[index], settings.anchors)
-        first = self._windows[self._window].start
-        blocks = blocks_of(self._window_rows, self._taps, index - first, places, live, slots, target.embed, spec.mask_token_id)
+        weight = None
+        if settings.surprising_anchors and self._taps.soft_shares is not None:
+            weight = 1 - settings.surprising_anchors * (1 - surprise(self._taps, index))
+        places, live = draw_anchors(self._window_rows.anchor[index], weight, settings.anchors)
+        blocks = blocks_of(self._window_rows, self._taps, index, places, live, slots, target.embed, spec.mask_token_id)
         context = self.drafter.context(blocks.features, blocks.context_positions)
         hidden = self.drafter(blocks.x, blocks.positions, context, blocks.bias, slots).view(-1, slots, spec.hidden_size)[:, 1:]
         labels, valid = blocks.labels[:, 1:], blocks.valid[:, 1:]
@@ -180,14 +182,14 @@ class Trainer:
             self._window_rows = self.rows.part(part)
             taps = self.drafter.spec.target_layer_ids
             self._taps = compute_taps(self.target, self._window_rows, taps, self.settings.distil > 0)
-            self._window, self._order = window, self._shuffled(part)
+            self._window, self._order = window, self._shuffled(len(self._window_rows))
         return next(self._order)
 
-    def _shuffled(self, window: slice) -> Iterator[Tensor]:
-        count = window.stop - window.start
+    def _shuffled(self, count: int) -> Iterator[Tensor]:
+        """Rows of the window for one step after the other, without end."""
         size = min(self.settings.rows, count)
         while True:
-            order = torch.randperm(count, device=self.target.device) + window.start
+            order = torch.randperm(count, device=self.target.device)
             yield from order[: count // size * size].split(size)
 
 
