@@ -16,6 +16,11 @@ FILTER_THREADS = 1024
 STRIPE_COLUMNS = 8192
 
 
+def stripes_of(vocab_size: int) -> int:
+    """S: stripes whose largest logits are kept, each the work of a block."""
+    return -(-vocab_size // STRIPE_COLUMNS)
+
+
 def record_processing(
     launch: Launcher,
     state: SlotState,
@@ -33,14 +38,16 @@ def record_processing(
     """
     sampling, inputs = state.sampling, step.inputs
     processed, indices, live = scratch.processed[:num_logits], step.logits_indices[:num_logits], inputs.num_logits
+    best = scratch.stripe_best
     slots, places = scratch.slot_of_row[:num_logits], scratch.local_position[:num_logits]
     rows = inputs.idx_mapping[:num_requests], inputs.cu_num_logits[: num_requests + 1], inputs.num_requests
     launch.launch(expand_rows, 1, ROW_THREADS, slots, places, *rows)
     launch.launch(
         adjust_logits,
-        (num_logits, -(-processed.shape[1] // STRIPE_COLUMNS)),
+        (num_logits, best.shape[0]),
         THREADS,
         processed,
+        best,
         logits[:num_logits],
         sampling.temperature,
         sampling.repetition,
@@ -63,6 +70,7 @@ def record_processing(
         num_logits,
         ROW_THREADS,
         processed,
+        best,
         state.history,
         state.total_len,
         state.min_total_len,

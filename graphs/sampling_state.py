@@ -59,6 +59,7 @@ class SamplingScratch:
 
     slot_of_row: Array  # int32 [J]
     local_position: Array  # int32 [J] place of the row in its block
+    stripe_best: Array  # float32 [S', J] largest of each stripe of `processed`
     processed: Array  # float32 [J, V] logits after all processing; masked tokens are -inf
     best_score: Array  # float32 [S, J] of each stripe of the vocabulary
     best_column: Array  # int32 [S, J]

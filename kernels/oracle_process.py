@@ -41,8 +41,18 @@ def drafts_before(row: int, place: int, input_ids: Integers, logits_indices: Int
     return [int(input_ids[logits_indices[j]]) for j in range(row - place + 1, row + 1)]
 
 
+def stripe_maxima(processed: Floats, best: Floats, rows: list[int]) -> Floats:
+    """best [S, J] with the columns of `rows` found anew."""
+    result, width = best.copy(), -(-processed.shape[1] // len(best))
+    for row in rows:
+        for stripe in range(len(best)):
+            result[stripe, row] = processed[row, stripe * width : (stripe + 1) * width].max(initial=-np.inf)
+    return result
+
+
 def adjust_logits(
     processed: Floats,
+    best: Floats,
     logits: Floats,
     temperature: Floats,
     repetition: Floats,
@@ -59,12 +69,15 @@ def adjust_logits(
     input_ids: Integers,
     logits_indices: Integers,
     num_rows: Integers,
-) -> Floats:
+) -> tuple[Floats, Floats]:
+    """(processed, best)."""
     result, vocab = processed.copy(), processed.shape[1]
+    changed = []
     for row in range(num_rows[0]):
         slot = slot_of_row[row]
         if not 0 <= slot < len(temperature):
             continue
+        changed.append(row)
         values = logits[row, :vocab].astype(np.float32).copy()
         for b in range(num_bias[slot]):
             values[bias_ids[slot, b]] += bias_values[slot, b]
@@ -80,11 +93,12 @@ def adjust_logits(
             bits = np.unpackbits(allowed[slot].view(np.uint8), bitorder="little")[:vocab]
             values = np.where(bits == 1, values, -np.inf)
         result[row] = values
-    return result
+    return result, stripe_maxima(result, best, changed)
 
 
 def forbid_tokens(
     processed: Floats,
+    best: Floats,
     history: Integers,
     total_len: Integers,
     min_total_len: Integers,
@@ -97,8 +111,10 @@ def forbid_tokens(
     input_ids: Integers,
     logits_indices: Integers,
     num_rows: Integers,
-) -> Floats:
+) -> tuple[Floats, Floats]:
+    """(processed, best)."""
     result, vocab = processed.copy(), processed.shape[1]
+    changed = []
     for row in range(num_rows[0]):
         slot, place = slot_of_row[row], local_position[row]
         if not 0 <= slot < len(history):
@@ -112,7 +128,8 @@ def forbid_tokens(
         for token in forbidden:
             if 0 <= token < vocab:
                 result[row, token] = -np.inf
-    return result
+                changed.append(row)
+    return result, stripe_maxima(result, best, changed)
 
 
 def filter_logits(

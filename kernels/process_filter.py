@@ -13,7 +13,8 @@ import math
 
 from kernels.argmax import float_order
 from kernels.exponential import exp
-from kernels.lang import MAX_THREADS, NEG_INF, block_max, cuda, device_function, f32, float_of_bits, i32, i64, kernel, u64
+from kernels.lang import MAX_THREADS, NEG_INF, block_max, cuda, device_function, f32, i32, i64, kernel, u64
+from kernels.process_adjust import float_of_order
 
 _BUCKETS = 1024
 _FIRST_SCALE = f32(128.0)
@@ -32,15 +33,6 @@ _LOWEST_FLOAT = f32(-1e30)
 
 _LARGEST_SCALE = f32(1e30)
 _LOWEST = i32(-2147483648)
-
-
-@device_function
-def _float_of_order(order):
-    """The float that kernels.argmax.float_order made an integer of; -inf for the lowest integer, which stands for none."""
-    value = NEG_INF
-    if order > _LOWEST:
-        value = float_of_bits(order if order >= i32(0) else i32(_LOWEST - order))
-    return value
 
 
 @device_function
@@ -236,7 +228,7 @@ def filter_logits(processed, temperature, top_k, top_p, min_p, slot_of_row, num_
             order = i32(_LOWEST)
             for i in range(tid, width, threads):
                 order = max(order, float_order(processed[row, u64(i)]))
-            best = block_max(_float_of_order(order), scratch)
+            best = block_max(float_of_order(order), scratch)
             if best > NEG_INF:
                 floor = _LOWEST_FLOAT
                 if min_p[slot] > f32(0.0):

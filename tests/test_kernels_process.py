@@ -64,6 +64,7 @@ def adjust_case(rows: int = 9) -> dict[str, Any]:
     logits[4, 31:34] = np.nan, np.inf, -np.inf
     return {
         "processed": untouched(len(SLOT_OF_ROW), VOCAB),
+        "best": untouched(4, len(SLOT_OF_ROW)),
         "logits": poisoned(logits, rows),
         "temperature": np.array([0, 1, 1, 0.7, 2], np.float32),
         "repetition": np.array([1, 1, 1, 1.5, 1], np.float32),
@@ -84,7 +85,28 @@ def adjust_case(rows: int = 9) -> dict[str, Any]:
 @pytest.mark.parametrize("rows", [0, 1, 6, 9])
 def test_adjust_logits(launch: Launch, rows: int) -> None:
     args = adjust_case(rows)
-    launch.check(adjust_logits, args, {"processed": oracle.adjust_logits(**args)})
+    processed, best = oracle.adjust_logits(**args)
+    launch.check(adjust_logits, args, {"processed": processed, "best": best})
+
+
+@STRIPED
+@pytest.mark.parametrize("vocab", [1, 2, 31, 129])
+@pytest.mark.parametrize("stripes", [1, 3])
+def test_adjust_logits_of_rows_that_ask_for_little(launch: Launch, vocab: int, stripes: int) -> None:
+    """Temperature alone, over widths that leave any remainder of the columns that a thread loads at once."""
+    args = adjust_case() | {
+        "processed": untouched(11, vocab),
+        "best": untouched(stripes, 11),
+        "logits": 3 * floats(7, 11, vocab) - 5,
+        "counts": np.zeros((SLOTS, vocab), np.int32),
+        "repetition": np.ones(SLOTS, np.float32),
+        "presence": np.zeros(SLOTS, np.float32),
+        "frequency": np.zeros(SLOTS, np.float32),
+        "num_bias": np.zeros(SLOTS, np.int32),
+        "restricted": np.zeros(SLOTS, np.int32),
+    }
+    processed, best = oracle.adjust_logits(**args)
+    launch.check(adjust_logits, args, {"processed": processed, "best": best})
 
 
 @STRIPED
@@ -95,6 +117,7 @@ def test_the_accepted_prefix_counts_within_the_block(launch: Launch) -> None:
     args = adjust_case() | {
         "logits": logits,
         "processed": untouched(8, VOCAB),
+        "best": untouched(1, 8),
         "temperature": np.zeros(2, np.float32),
         "repetition": np.ones(2, np.float32),
         "presence": np.zeros(2, np.float32),
@@ -111,8 +134,8 @@ def test_the_accepted_prefix_counts_within_the_block(launch: Launch) -> None:
         "logits_indices": np.arange(8, dtype=np.int32),
         "num_rows": live(8),
     }
-    expected = oracle.adjust_logits(**args)
-    launch.check(adjust_logits, args, {"processed": expected})
+    expected, best = oracle.adjust_logits(**args)
+    launch.check(adjust_logits, args, {"processed": expected, "best": best})
     assert expected.argmax(1).tolist() == [1, 15, 15, 15, 1, 1, 15, 15]
 
 
@@ -152,6 +175,7 @@ def forbid_case(rows: int = 9) -> dict[str, Any]:
     bad_starts[0] = 0, 4, 4, 4, 4
     return {
         "processed": poisoned(floats(2, len(SLOT_OF_ROW), VOCAB), rows),
+        "best": untouched(3, len(SLOT_OF_ROW)),
         "history": history,
         "total_len": integers(2, 0, 0, 6, 3),
         "min_total_len": integers(2, 0, 0, 8, 4),
@@ -168,12 +192,13 @@ def forbid_case(rows: int = 9) -> dict[str, Any]:
 @pytest.mark.parametrize("rows", [0, 5, 9])
 def test_forbid_tokens(launch: Launch, rows: int) -> None:
     args = forbid_case(rows)
-    launch.check(forbid_tokens, args, {"processed": oracle.forbid_tokens(**args)})
+    processed, best = oracle.forbid_tokens(**args)
+    launch.check(forbid_tokens, args, {"processed": processed, "best": best})
 
 
 def test_forbidden_tokens_by_hand() -> None:
     """What the case says, without the oracle's arithmetic: min_tokens ends inside a block, words match across its border."""
-    masked = [set(np.flatnonzero(row == -np.inf)) for row in oracle.forbid_tokens(**forbid_case())]
+    masked = [set(np.flatnonzero(row == -np.inf)) for row in oracle.forbid_tokens(**forbid_case())[0]]
     assert masked[:4] == [{12, 20, 2, 33}, {12, 21, 2, 33}, {12, 21}, {12, 7}]
     assert masked[4:] == [set(), {1}, {40}, set(), set(), set(), set()]
 

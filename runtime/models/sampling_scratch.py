@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from graphs.launch import Array
+from graphs.logits_processing import stripes_of as processing_stripes
 from graphs.logprobs import LogprobRecorder, LogprobScratch
 from graphs.sampled_step import Sampler, Verification, stripes_of
 from graphs.sampling_state import DraftDistribution, SamplingScratch, VerificationScratch
@@ -41,6 +42,7 @@ def allocate_sampling_scratch(device: Device, num_logits: int, vocab_size: int) 
     return SamplingScratch(
         slot_of_row=device.array("logits_slot", (num_logits,), np.int32),
         local_position=device.array("logits_place", (num_logits,), np.int32),
+        stripe_best=device.array("processed_best", (processing_stripes(vocab_size), num_logits), np.float32),
         processed=device.array("processed_logits", (num_logits, vocab_size), np.float32),
         best_score=device.array("sample_best_score", (stripes, num_logits), np.float32),
         best_column=device.array("sample_best_column", (stripes, num_logits), np.int32),

@@ -52,7 +52,7 @@ def reject_stochastic(launch: Launch, inputs: Inputs) -> Outputs:
     where, zeros = np.arange(rows, dtype=np.int32), np.zeros(rows, np.int32)
     launch(sum_stripes, largest, total, column, processed, vocab_size, live(rows))
     of_rows = (log_sum, row_argmax, degenerate, uniforms)
-    launch(sum_rows, *of_rows, largest, total, column, ints([[0, 0]]), zeros, where, where, live(rows))
+    launch(sum_rows, *of_rows, largest, total, column, ints([[0, 0]]), zeros, where, where, where, live(rows))
     uniforms[:k] = np.array(inputs["uniforms"], np.float32)[:k]
     accepted, scale, residual, num_drafts = ints([-7]), np.array([-7], np.float32), ints([-7]), ints([-7])
     launch(
@@ -103,7 +103,8 @@ def sample(launch: Launch, inputs: Inputs) -> Outputs:
     bias = (zeros, none, none.astype(np.float32))
     allowed = np.zeros((rows, -(-vocab_size // 32)), np.int32)
     step = (slots, zeros, zeros, slots, live(rows))
-    launch(adjust_logits, processed, logits, temperature, *penalties, counts, *bias, zeros, allowed, *step)
+    best = np.zeros((1, rows), np.float32)
+    launch(adjust_logits, processed, best, logits, temperature, *penalties, counts, *bias, zeros, allowed, *step)
     filters = (by_row("top_k", 0, np.int32), by_row("top_p", 1), by_row("min_p", 0))
     launch(filter_logits, processed, temperature, *filters, slots, live(rows))
     return {"logits": processed, "allowed": [np.flatnonzero(row > -np.inf).tolist() for row in processed]}
