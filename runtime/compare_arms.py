@@ -17,7 +17,7 @@ from runtime.report import RunRecord
 from runtime.sampling import SamplingParams
 
 NOISY_COUNTERS = ("event_queries", "copied_bytes")
-"""What differs between runs of one arm: how often an event is asked for, how many cells of its block table a reused slot changes."""
+"""What differs between runs of one arm: how often an event is asked for, how many cells of a block table a reused slot changes."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants import inputs, mirrors, overlap, planning, rings, slots, stepping, verify
+from tests.mutants import inputs, measuring, mirrors, overlap, planning, rings, slots, stepping, verify
 from tests.mutants.mutation import Mutation
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -14,4 +14,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     *rings.MUTATIONS,
     *mirrors.MUTATIONS,
     *planning.MUTATIONS,
+    *measuring.MUTATIONS,
 )
