@@ -110,7 +110,7 @@ class Sampler:
         width = TILE * TILES_PER_STRIPE
         launch.launch(sum_stripes, (num_logits, stripes), SUM_THREADS, *sums, processed, width, inputs.num_logits)
         of_rows = (verified.log_sum, scratch.picks, scratch.degenerate, verified.uniforms)
-        where = (sampling.seed, step.token_slot, step.positions, indices, inputs.num_logits)
+        where = (sampling.seed, step.token_slot, step.positions, indices, scratch.local_position, inputs.num_logits)
         launch.launch(sum_rows, 1, ROW_THREADS, *of_rows, *sums, *where)
         launch.launch(
             accept_drafts,

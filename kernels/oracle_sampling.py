@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.random import QUARTER, ROLE_ACCEPT, ROLE_TOKEN, TILE
+from kernels.random import QUARTER, ROLE_ACCEPT, ROLE_DRAFT, ROLE_TOKEN, TILE
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
@@ -59,6 +59,15 @@ def column_gumbels(seed: tuple[int, int], position: int, role: int, vocab_size: 
         counter = np.stack([calls, np.full_like(calls, position), np.full_like(calls, role), np.full_like(calls, part)], axis=1)
         words.append(philox(counter.astype(np.uint64), _key(seed))[columns, which])
     return -np.log(-np.log1p(-open_uniform(*words)))
+
+
+def draft_gumbels(seed: tuple[int, int], position: int, place: int, vocab_size: int) -> Floats:
+    """[V]: kernels.random.draft_gumbel."""
+    return column_gumbels(seed, position - place - 1, ROLE_DRAFT + place, vocab_size)
+
+
+def accept_uniform(seed: tuple[int, int], position: int, place: int) -> float:
+    return uniform(seed, position, ROLE_ACCEPT, position - place - 1)
 
 
 def admit_sampling(state: dict[str, npt.NDArray[Any]], slot: int, record: Ints) -> dict[str, npt.NDArray[Any]]:
@@ -138,7 +147,12 @@ def sum_stripes(stripes: int, width: int, processed: npt.NDArray[np.float32]) ->
 
 
 def sum_rows(
-    processed: npt.NDArray[np.float32], seed: Ints, token_slot: Ints, positions: Ints, logits_indices: Ints
+    processed: npt.NDArray[np.float32],
+    seed: Ints,
+    token_slot: Ints,
+    positions: Ints,
+    logits_indices: Ints,
+    local_position: Ints,
 ) -> tuple[Floats, Ints, Ints, Floats]:
     """(log_sum, row_argmax, degenerate, uniforms) [J], from whole rows."""
     values = np.where(np.isnan(processed), -np.inf, processed).astype(np.float64)
@@ -147,7 +161,10 @@ def sum_rows(
     shift = np.where(nothing, 0, largest)
     with np.errstate(divide="ignore"):
         log_sum = shift + np.log(np.exp(values - shift[:, None]).sum(axis=1))
-    draws = [uniform(tuple(seed[max(token_slot[at], 0)]), int(positions[at]) + 1, ROLE_ACCEPT, 0) for at in logits_indices]
+    draws = [
+        accept_uniform(tuple(seed[max(token_slot[at], 0)]), int(positions[at]) + 1, int(place))
+        for at, place in zip(logits_indices, local_position, strict=True)
+    ]
     return log_sum, np.where(nothing, 0, values.argmax(axis=1)).astype(np.int32), nothing.astype(np.int32), np.array(draws)
 
 

@@ -125,3 +125,19 @@ def column_gumbel(seed_low, seed_high, position, role, column):
     high = word_of(high_words(call, unsigned(position), unsigned(role), k0, k1), which)
     low = word_of(low_words(call, unsigned(position), unsigned(role), k0, k1), which)
     return gumbel(high, low)
+
+
+@device_function
+def draft_gumbel(seed_low, seed_high, position, place, token):
+    """The Gumbel variate of a token that may become draft `place` (0, 1, ...) of a block, at `position`.
+
+    Drafts of a position are drawn again in every block that reaches it, and what became of the last one says something about its
+    numbers: a block therefore has numbers of its own, told apart by where it starts.
+    """
+    return column_gumbel(seed_low, seed_high, i32(position - place - i32(1)), i32(i32(ROLE_DRAFT) + place), token)
+
+
+@device_function
+def accept_uniform(seed_low, seed_high, position, place):
+    """The number in (0, 1) that decides on draft `place` of a block, at `position`; of its block alone, like the draft's own."""
+    return uniform(seed_low, seed_high, position, i32(ROLE_ACCEPT), i32(position - place - i32(1)))

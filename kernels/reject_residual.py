@@ -85,7 +85,7 @@ def residual_stripes(
             for tile in range(begin, min(begin + tiles_per_stripe, tiles) if live else begin):
                 bound = tile_bound(processed, row, i32(tile), first, step, vocab_size, noisy, position, role, k0, k1)
                 if bound > float_order(value):
-                    for n in range(first, QUARTER, step):
+                    for n in range(first, min(i32(QUARTER), vocab_size - i32(tile) * i32(TILE)), step):
                         call = i32(tile) * i32(QUARTER) + i32(n)
                         highs = high_words(call, position, role, k0, k1)
                         for which in range(4):

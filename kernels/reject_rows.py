@@ -7,7 +7,7 @@ import math
 from kernels.argmax import float_of_order, float_order
 from kernels.exponential import exp
 from kernels.lang import MAX_THREADS, NEG_INF, block_max, block_sum, cuda, f32, i32, kernel
-from kernels.random import ROLE_ACCEPT, uniform
+from kernels.random import accept_uniform
 from kernels.sample import NO_COLUMN
 
 _LOWEST = i32(-2147483648)
@@ -71,6 +71,7 @@ def sum_rows(
     token_slot,
     positions,
     logits_indices,
+    local_position,
     num_rows,
 ):
     """Stripes of a row together, and the number that decides on the draft behind the row.
@@ -78,9 +79,10 @@ def sum_rows(
     log_sum    float32 [J] out: log of the sum of exp(logit): p = exp(logit - log_sum); -inf for a row of nothing.
     row_argmax int32 [J] out: the lowest column of the largest logit; 0 for a row of nothing.
     degenerate int32 [J] out: 1 for a row of nothing (all NaN or -inf), else 0.
-    uniforms   float32 [J] out: in (0, 1), of the request's seed, the position behind the row, and ROLE_ACCEPT.
+    uniforms   float32 [J] out: in (0, 1), of the request's seed, the position behind the row, and the start of the block.
     stripe_max, stripe_sum float32 [S, J], stripe_column int32 [S, J]: of `sum_stripes`.   seed int32 [N, 2].
-    token_slot, positions int32 [T];  logits_indices int32 [J];  num_rows int32 [1] live rows.
+    token_slot, positions int32 [T];  logits_indices int32 [J];  local_position int32 [J]: place of the row in its block.
+    num_rows int32 [1] live rows.
 
     Launch: a thread a row, any grid and block. No barrier. Capture safe. Oracle: oracle_sampling.sum_rows.
     """
@@ -102,4 +104,4 @@ def sum_rows(
         degenerate[row] = i32(1) if nothing else i32(0)
         at = i32(logits_indices[row])
         slot = max(i32(token_slot[at]), i32(0))
-        uniforms[row] = uniform(seed[slot, 0], seed[slot, 1], positions[at] + i32(1), i32(ROLE_ACCEPT), i32(0))
+        uniforms[row] = accept_uniform(seed[slot, 0], seed[slot, 1], positions[at] + i32(1), local_position[row])

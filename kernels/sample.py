@@ -43,7 +43,7 @@ def tile_bound(processed, row, tile, first, step, vocab_size, noisy, position, r
                 best = max(best, bounded(processed[row, at + u64(2 * QUARTER)], w2))
                 best = max(best, bounded(processed[row, at + u64(3 * QUARTER)], w3))
         else:
-            for n in range(first, QUARTER, step):
+            for n in range(first, min(i32(QUARTER), vocab_size - start), step):
                 words = high_words(tile * i32(QUARTER) + i32(n), position, role, k0, k1)
                 for which in range(4):
                     column = start + i32(n) + i32(which) * i32(QUARTER)
@@ -102,7 +102,7 @@ def race_stripes(
             for tile in range(begin, min(begin + tiles_per_stripe, tiles)):
                 bound = tile_bound(processed, row, i32(tile), first, step, vocab_size, noisy, position, role, k0, k1)
                 if bound > float_order(value):
-                    for n in range(first, QUARTER, step):
+                    for n in range(first, min(i32(QUARTER), vocab_size - i32(tile) * i32(TILE)), step):
                         call = i32(tile) * i32(QUARTER) + i32(n)
                         highs = high_words(call, position, role, k0, k1)
                         for which in range(4):

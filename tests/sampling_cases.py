@@ -67,6 +67,7 @@ def batch(seed: int, vocab_size: int, k: int = 3, candidates: int = 4) -> Batch:
         "token_slot": token_slot,
         "positions": positions,
         "logits_indices": logits_indices,
+        "local_position": np.append(np.concatenate([np.arange(1 + drafts) for drafts in DRAFTS]), 10**6).astype(np.int32),
         "input_ids": input_ids,
         "cu_num_logits": np.append(cu, np.int32(10**6)),
         "idx_mapping": np.append(IDX_MAPPING, np.int32(-1)),

@@ -208,9 +208,9 @@ def test_one_column_alone_wins_wherever_it_is() -> None:
 
 
 def sums_of(case: Batch) -> dict[str, Array]:
-    names = ("processed", "seed", "token_slot", "positions", "logits_indices")
+    names = ("processed", "seed", "token_slot", "positions", "logits_indices", "local_position")
     args = case.take(*names)
-    for name in ("processed", "logits_indices"):
+    for name in ("processed", "logits_indices", "local_position"):
         args[name] = args[name][: case.num_rows]
     log_sum, row_argmax, degenerate, uniforms = oracle.sum_rows(**args)
     return {
@@ -242,7 +242,7 @@ def test_sums_of_rows(launch: Launch) -> None:
     held = {name: array.copy() for name, array in out.items()}
     for name, values in sums.items():
         held[name][:rows] = values
-    args = {**out, **full, **case.take("seed", "token_slot", "positions", "logits_indices", "num_rows")}
+    args = {**out, **full, **case.take("seed", "token_slot", "positions", "logits_indices", "local_position", "num_rows")}
     launch.check(sum_rows, args, held)
 
 
