@@ -1,5 +1,6 @@
 # make run   set up .venv, then answer the prompt of configs/smollm2.yaml
 # make test  set up .venv, then run the tests
+# make profile  where the time of a step of configs/smollm2.yaml goes: profile/profile.html and a picture
 # make lint  ruff and mypy          make parity  what needs PyTorch: comparison with transformers, training of drafters
 # make slow  what is too long for `make test`: the whole engine matrix, the soak of 20,000 steps
 # make gpu   tests that need a GPU, then benches on it alone; one table of results and figures last
@@ -14,11 +15,14 @@ CUDA := $(shell $(PYTHON) .ci/cuda_extra.py 2>/dev/null)
 comma := ,
 with_cuda = $(if $(CUDA),$(CUDA)$(if $(1),$(comma)))$(1)
 
-.PHONY: run test lint parity slow mutants gpu sanitize clean
+.PHONY: run profile test lint parity slow mutants gpu sanitize clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run
 	$(BIN)/draftgraph run $(CONFIG)
+
+profile: $(VENV)/.profile
+	$(BIN)/draftgraph profile $(CONFIG)
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 --dist loadfile
@@ -54,6 +58,7 @@ $(VENV)/bin/python:
 # One stamp for each set of extras: an environment that has it is not touched again until pyproject.toml changes.
 $(VENV)/.run: extras = $(call with_cuda,)
 $(VENV)/.test: extras = $(if $(CUDA),$(CUDA),ptx)$(comma)test
+$(VENV)/.profile: extras = $(call with_cuda,profile)
 $(VENV)/.lint: extras = $(call with_cuda,lint)
 $(VENV)/.parity: extras = $(call with_cuda,test$(comma)parity$(comma)train)
 $(VENV)/.%: $(VENV)/bin/python pyproject.toml
