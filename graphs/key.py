@@ -16,6 +16,7 @@ class Family(str, Enum):
     VERIFY = "verify"  # every row decodes one committed token and verifies k drafts
     LOGPROBS = "logprobs"  # what the model thought of the tokens that the step in front of it emitted
     PROPOSE = "propose"  # drafts for the next step, from device state alone
+    CONTEXT = "context"  # in its place where the next step verifies none: a drafter's context moves on, its drafts are emptied
 
 
 @dataclass(frozen=True, order=True)
@@ -39,9 +40,9 @@ class GraphKey:
     sampled: bool = False
 
     def __str__(self) -> str:
-        if self.family is Family.PROPOSE:
+        if self.family in (Family.PROPOSE, Family.CONTEXT):
             tokens = f",T={self.num_tokens}" if self.num_tokens else ""
-            return f"propose[R={self.num_requests}{tokens}]"
+            return f"{self.family.value}[R={self.num_requests}{tokens}]"
         if self.family is Family.LOGPROBS:
             return f"logprobs[R={self.num_requests}]"
         sizes = f"R={self.num_requests},T={self.num_tokens}"
@@ -61,6 +62,10 @@ class GraphKey:
     @classmethod
     def logprobs(cls, num_requests: int) -> GraphKey:
         return cls(Family.LOGPROBS, num_requests, 0, 0)
+
+    @classmethod
+    def context(cls, num_requests: int, num_tokens: int) -> GraphKey:
+        return cls(Family.CONTEXT, num_requests, 0, num_tokens)
 
     @classmethod
     def propose(cls, num_requests: int, num_tokens: int = 0) -> GraphKey:

@@ -26,6 +26,10 @@ class Proposer(Protocol):
         """Record draft_tokens and num_draft of the slots of key.num_requests rows that have just committed tokens."""
         ...
 
+    def record_context(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:
+        """Record the part of `record` that later proposals build on. Asked only of one that appends context."""
+        ...
+
 
 class NgramProposer:
     """Prompt lookup: what followed the earliest occurrence of the longest suffix that occurs before. Missing drafts are -1.
@@ -39,6 +43,9 @@ class NgramProposer:
     def __init__(self, *, min_n: int, max_n: int) -> None:
         self.min_n = min_n
         self.max_n = max_n
+
+    def record_context(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:
+        """The history is all of it, and the step has written that."""
 
     def record(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:
         rows = key.num_requests

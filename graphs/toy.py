@@ -63,6 +63,9 @@ class ScriptedProposer:
     def __init__(self, script: Array, *, memory: bool) -> None:
         self._script, self._memory = script, int(memory)
 
+    def record_context(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:
+        """It has none."""
+
     def record(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:
         rows = key.num_requests
         launch.launch(

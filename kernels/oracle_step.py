@@ -285,3 +285,12 @@ def publish(outcome: Ints, sampled: Ints, num_sampled: Ints, num_drafts: Ints, f
         ended = finished[slot] if 0 <= slot < len(finished) else 0
         outcome[0, row] = [num_sampled[row], num_drafts[row], ended, 0, *sampled[row]]
     return outcome
+
+
+def clear_drafts(draft_tokens: Ints, num_draft: Ints, idx_mapping: Ints) -> tuple[Ints, Ints]:
+    """(draft_tokens, num_draft) once the slots of the live rows hold no drafts."""
+    draft_tokens, num_draft = draft_tokens.copy(), num_draft.copy()
+    for slot in idx_mapping:
+        if 0 <= slot < len(num_draft):
+            draft_tokens[slot], num_draft[slot] = -1, 0
+    return draft_tokens, num_draft

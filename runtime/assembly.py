@@ -18,6 +18,8 @@ from runtime.config import ConfigSource, RunConfig, load_config
 from runtime.console import ProgressBars, silent_bar
 from runtime.cpu_threads import resolve_threads
 from runtime.device import Device, open_device, resolve_kind
+from runtime.draft_calibration import adapt, draft_lengths
+from runtime.draft_lengths import RangedLengths
 from runtime.engine import Engine
 from runtime.errors import ConfigError, DeviceError
 from runtime.execution_arm import ExecutionArm, resolve_arm
@@ -110,6 +112,7 @@ def assemble(
             poison=config.mirror.poison,
             dot_folder=None if config.graphs.dot is None else Path(config.graphs.dot),
             synthetic_acceptance=config.speculator.synthetic_acceptance,
+            draft_lengths=draft_lengths(config.speculator),
         )
         drafts, verification = speculation.distribution, config.speculator.verification
         sampler = build_sampler(device, target.scratch.logits, sizes, spec.vocab_size, drafts, verification)
@@ -136,9 +139,10 @@ def assemble(
         description["speculator"]["acceptance"] = config.speculator.acceptance
     if threads is not None:
         description["runner"]["cpu_threads"] = threads
-    return Engine(
+    ranges = config.speculator.ranges
+    engine = Engine(
         runner,
-        Scheduler(limits, blocks),
+        Scheduler(limits, blocks, lengths=None if ranges is None else RangedLengths(ranges)),
         tokenizer,
         encoder,
         config.sampling.params(),
@@ -147,6 +151,14 @@ def assemble(
         seed=config.seed,
         resolver=ParamsResolver(tokenizer, spec.vocab_size, eos),
     )
+    if config.speculator.adapts:
+        try:
+            with bars("timing steps", "sizes") as advance:
+                adapt(engine, spec.vocab_size, advance)
+        except BaseException:
+            engine.close()
+            raise
+    return engine
 
 
 def step_sizes(config: RunConfig, spec: ModelSpec) -> StepSizes:

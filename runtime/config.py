@@ -31,6 +31,8 @@ from runtime.sampling import SamplingParams
 from runtime.sampling_checks import logit_bias
 
 MAX_BLOCK_SIZE = 256
+MAX_DRAFTS = 64
+MOST_WHEN_AUTO = 7
 
 _SCHEME = re.compile(r"(pypi|hf|random):")
 
@@ -61,6 +63,24 @@ def _block_size(value: object) -> int:
     if _is_count(value) and value <= MAX_BLOCK_SIZE and not value & (value - 1):
         return value
     raise PydanticCustomError("block_size", f"must be a power of two in 1..{MAX_BLOCK_SIZE}")
+
+
+def _is_draft_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_DRAFTS
+
+
+def _draft_counts(value: object) -> int | Literal["auto"] | dict[int, int]:
+    if value == "auto":
+        return "auto"
+    if _is_draft_count(value):
+        return value
+    if isinstance(value, Mapping) and value:
+        # JSON has texts for keys.
+        ranges = {int(least) if isinstance(least, str) and least.isdecimal() else least: k for least, k in value.items()}
+        if all(_is_count(least) for least in ranges) and 1 in ranges and all(_is_draft_count(k) for k in ranges.values()):
+            return dict(sorted(ranges.items()))
+    text = f"must be auto, an integer of 0..{MAX_DRAFTS}, or drafts by the number of requests from 1 on, e.g. {{1: 7, 5: 3, 17: 0}}"
+    raise PydanticCustomError("draft_counts", "{text}", {"text": text})
 
 
 def _acceptance(value: object) -> str:
@@ -161,7 +181,7 @@ class SpeculatorConfig(Section):
 
     method: Literal["none", "ngram", "dflash"] = "none"
     draft_source: str | None = Field(default=None, min_length=1)
-    num_speculative_tokens: int = Field(default=4, ge=0, le=64)
+    num_speculative_tokens: Annotated[int | Literal["auto"] | dict[int, int], PlainValidator(_draft_counts)] = 4
     ngram_min: int = Field(default=1, ge=1)
     ngram_max: int = Field(default=4, ge=1)
     verification: Literal["standard", "block"] = "standard"
@@ -169,8 +189,22 @@ class SpeculatorConfig(Section):
 
     @property
     def k(self) -> int:
-        """Drafts a step verifies per request; 0 means no speculation."""
-        return 0 if self.method == "none" else self.num_speculative_tokens
+        """Most drafts that a step verifies per request; 0 means no speculation."""
+        if self.method == "none":
+            return 0
+        asked = self.num_speculative_tokens
+        return MOST_WHEN_AUTO if asked == "auto" else max(asked.values()) if isinstance(asked, dict) else asked
+
+    @property
+    def ranges(self) -> dict[int, int] | None:
+        """Smallest number of requests -> drafts; None where there is one number, or it is chosen from what pays."""
+        asked = self.num_speculative_tokens
+        return asked if isinstance(asked, dict) and self.k else None
+
+    @property
+    def adapts(self) -> bool:
+        """The number of drafts is chosen from what pays."""
+        return self.num_speculative_tokens == "auto" and self.k > 0
 
     @property
     def synthetic_acceptance(self) -> float | None:

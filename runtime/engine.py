@@ -251,7 +251,10 @@ class Engine:
 
     def info(self) -> dict[str, Any]:
         """What the configuration resolved to, for `draftgraph info`."""
-        return self._description | self.runner.info()
+        values = self._description | self.runner.info()
+        if lengths := self.scheduler.lengths.describe():
+            values["speculator"] = {**values.get("speculator", {}), "draft_lengths": lengths}
+        return values
 
     def trace_phases(self, phases: NoPhases) -> None:
         """Let `phases` hear where each phase of a step begins, from the next step on; NO_PHASES ends it."""

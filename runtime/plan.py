@@ -70,6 +70,7 @@ class StepPlan:
     block_writes: tuple[BlockWrite, ...]  # each block and each (slot, column) at most once: any order, at most num_blocks
     num_tokens: int  # sum of the rows' num_tokens, at most max_num_batched_tokens
     query_len: int | None  # 1 + k when every row is a decode row, None for a step that prefills
+    proposes: bool = True  # the next step verifies drafts; False: a drafter only keeps up with the text
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from graphs.sampled_step import Sampler
 from graphs.sampling_state import RequestLists
 from graphs.step import Target, record_step
 from graphs.tape import TapedLauncher, Tapes
+from kernels.clear_drafts import clear_drafts
 from kernels.combine import check_arguments
 from kernels.penalties import begin_counts
 from kernels.publish import OUTCOME_FIELDS
@@ -58,6 +59,7 @@ class RunnerOptions:
         eos_token_ids: end a request unless its parameters say otherwise.
         poison: fill host copies that the device overtakes.
         dot_folder: receives each graph as a Graphviz file.
+        draft_lengths: every number of drafts that a step may verify; None = always num_speculative_tokens.
         synthetic_acceptance: share of drafts that a hash accepts instead of the target, for timing.
     """
 
@@ -69,6 +71,7 @@ class RunnerOptions:
     poison: bool = False
     dot_folder: Path | None = None
     synthetic_acceptance: float | None = None
+    draft_lengths: tuple[int, ...] | None = None
 
 
 class StepOutcome:
@@ -148,7 +151,12 @@ class Runner:
         recorders = {family: self._record_step for family in (Family.MIXED, Family.DECODE, Family.VERIFY)}
         self.library = GraphLibrary(
             self.compute,
-            {**recorders, Family.LOGPROBS: self._record_logprobs, Family.PROPOSE: self._record_propose},
+            {
+                **recorders,
+                Family.LOGPROBS: self._record_logprobs,
+                Family.PROPOSE: self._record_propose,
+                Family.CONTEXT: self._record_context,
+            },
             options.graph_mode,
             self.table.before_launch,
             self.table.after_launch,
@@ -160,21 +168,28 @@ class Runner:
 
     @property
     def query_len(self) -> int:
-        """Tokens of a decode row: its committed token and the drafts to verify."""
+        """Most tokens of a decode row: its committed token and the drafts to verify."""
         return 1 + self.sizes.num_speculative_tokens
+
+    @property
+    def draft_lengths(self) -> tuple[int, ...]:
+        """Drafts that the decode rows of a step may have; the same number for all of them."""
+        return self.options.draft_lengths or (self.sizes.num_speculative_tokens,)
 
     def keys(self) -> list[GraphKey]:
         """Every graph that a plan can ask for."""
         slots = self.sizes.max_num_seqs
         steps = [GraphKey.mixed(slots, tokens) for tokens in self.token_buckets.sizes]
-        steps += [GraphKey.uniform(rows, self.query_len) for rows in self.buckets.sizes]
+        steps += [GraphKey.uniform(rows, 1 + k) for k in self.draft_lengths for rows in self.buckets.sizes]
         if self._sampler is not None:
             steps += [replace(key, sampled=True) for key in steps]
         logprobs = [] if self._logprobs is None else [GraphKey.logprobs(rows) for rows in self.buckets.sizes]
         if self._proposer is None:
             return [*steps, *logprobs]
         # Keys that propose alike are one graph: a verify step of eight rows and a mixed one of as many tokens, say.
-        return [*steps, *logprobs, *{self._propose_key(step, rows): None for step in steps for rows in self.buckets.sizes}]
+        proposes = (True, False) if 0 in self.draft_lengths else (True,)
+        drafting = {self._propose_key(step, rows, more): None for step in steps for rows in self.buckets.sizes for more in proposes}
+        return [*steps, *logprobs, *drafting]
 
     def capture(self, progress: CaptureProgress | None = None) -> None:
         """Compile what the graphs launch, capture them largest first, and pin what they touch."""
@@ -226,6 +241,16 @@ class Runner:
         if self._tapes is not None:
             self._tapes.record_drafts(launch, key, self._state, self._step)
 
+    def _record_context(self, launch: Launcher, key: GraphKey) -> None:
+        """The drafts that the slots held are of a position that will be past: they are emptied."""
+        assert self._proposer is not None
+        self._proposer.record_context(launch, key, self._state, self._step)
+        rows, state, inputs = key.num_requests, self._state, self._step.inputs
+        arrays = (state.draft_tokens, state.num_draft, inputs.idx_mapping[:rows], inputs.num_requests)
+        launch.launch(clear_drafts, 1, ADMIT_THREADS, *arrays)
+        if self._tapes is not None:
+            self._tapes.record_drafts(launch, key, self._state, self._step)
+
     # ---- a step ------------------------------------------------------------------------------------------------
 
     def launch(self, plan: StepPlan) -> StepOutcome:
@@ -242,7 +267,7 @@ class Runner:
         logprobs = self._launch_logprobs(plan)
         if self._proposer is not None:
             # In every arm: the step that ends a prefill already drafts for the first decode step.
-            self._run(self._propose_key(key, self._bucket(len(plan.rows))))
+            self._run(self._propose_key(key, self._bucket(len(plan.rows)), plan.proposes))
             self.paths.proposals += 1
         return StepOutcome(plan, self.buffers.outcomes, self.paths, logprobs)
 
@@ -279,12 +304,15 @@ class Runner:
         self.paths.sampled_steps.update(reason for reason in reasons if reason is not None)
         return replace(key, sampled=True)
 
-    def _propose_key(self, step: GraphKey, rows: int) -> GraphKey:
-        """The propose graph behind the graph of a step of at most `rows` rows."""
+    def _propose_key(self, step: GraphKey, rows: int, proposes: bool) -> GraphKey:
+        """The graph behind that of a step of at most `rows` rows. Where no drafts are wanted (`proposes` is False) a drafter that
+        keeps a context only moves that on; one that keeps none drafts all the same, which costs less than another graph."""
         assert self._proposer is not None
-        if self._proposer.appends_context:
+        if not self._proposer.appends_context:
+            return GraphKey.propose(rows)
+        if proposes:
             return GraphKey.propose(step.num_requests, step.num_tokens)
-        return GraphKey.propose(rows)
+        return GraphKey.context(step.num_requests, step.num_tokens)
 
     def _bucket(self, rows: int) -> int:
         bucket = self.buckets.up(rows)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from runtime.batch import QueryRow, RowShape, SlotPool, order_rows, uniform_query_length
+from runtime.draft_lengths import DraftLengths, FixedLength
 from runtime.errors import CapacityError
 from runtime.kv_cache import BlockAllocator
 from runtime.metrics import AcceptanceStats
@@ -46,6 +47,7 @@ class _Draft:
     """A step while it is being filled."""
 
     budget: int
+    num_drafts: int  # k of its decode rows
     rows: list[ScheduledRow] = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
     block_writes: list[BlockWrite] = field(default_factory=list)
@@ -60,9 +62,14 @@ class Scheduler:
     """
 
     def __init__(
-        self, limits: SchedulerLimits, blocks: BlockAllocator, clock: Callable[[], float] = time.monotonic
+        self,
+        limits: SchedulerLimits,
+        blocks: BlockAllocator,
+        clock: Callable[[], float] = time.monotonic,
+        lengths: DraftLengths | None = None,
     ) -> None:
         self.limits = limits
+        self.lengths: DraftLengths = FixedLength(limits.num_speculative_tokens) if lengths is None else lengths
         self.blocks = blocks
         self.slots = SlotPool(limits.max_num_seqs)
         self.max_model_len = min(limits.max_model_len, blocks.num_positions)
@@ -72,6 +79,8 @@ class Scheduler:
         self._clock = clock
         self._in_flight: deque[StepPlan] = deque()
         self._steps = itertools.count()
+        # How many drafts the rows of the next step verify is settled a step ahead: a step that none follow need not draft.
+        self._next_num_drafts = self.lengths.choose(1)
         if self.max_model_len < limits.max_model_len:
             logger.warning(
                 "max_model_len = %d is above the %d positions of the KV pool (num_blocks = %d, block_size = %d): "
@@ -128,12 +137,13 @@ class Scheduler:
 
         With no step in flight and a request unfinished there is always a plan.
         """
-        draft = _Draft(budget=self.limits.max_num_batched_tokens)
+        draft = _Draft(self.limits.max_num_batched_tokens, self._next_num_drafts)
         # A running request that lacks a block must not see it go to one that arrived later.
         if self._schedule_running(draft):
             self._admit_waiting(draft)
         if not draft.rows:
             return None
+        self._next_num_drafts = self.lengths.choose(len(draft.rows))
         plan = self._seal(draft)
         self._in_flight.append(plan)
         return plan
@@ -147,14 +157,14 @@ class Scheduler:
             # Each sampling frame in flight yields a token or ends the request: this one is over when they return.
             if request.min_total_len >= self._max_total_len(request):
                 continue
-            num_tokens = self._num_tokens(request, draft.budget)
+            num_tokens = self._num_tokens(request, draft)
             # A decode row is 1 + k tokens or none. Trimming its drafts would break the uniform step for the whole
             # batch; a request that skips a step keeps its drafts on the device.
             if num_tokens == 0:
                 continue
             # Prefill rows were covered when they were admitted.
             if not request.is_prefilling:
-                coverage = self._decode_coverage(request)
+                coverage = self._decode_coverage(request, draft.num_drafts)
                 if not self.blocks.can_cover(request.request_id, coverage):
                     enough_blocks = False
                     if not self._make_room(request, coverage):
@@ -174,12 +184,12 @@ class Scheduler:
             admission, block_writes = self._queue.admit(coverage, self._max_total_len(request))
             draft.admissions.append(admission)
             draft.block_writes += block_writes
-            self._add_row(request, self._num_tokens(request, draft.budget), draft)
+            self._add_row(request, self._num_tokens(request, draft), draft)
 
-    def _num_tokens(self, request: Request, budget: int) -> int:
+    def _num_tokens(self, request: Request, draft: _Draft) -> int:
         if request.is_prefilling:
-            return min(request.prefill_len - request.num_scheduled, budget)
-        return self.limits.query_len if self.limits.query_len <= budget else 0
+            return min(request.prefill_len - request.num_scheduled, draft.budget)
+        return 1 + draft.num_drafts if 1 + draft.num_drafts <= draft.budget else 0
 
     def _max_total_len(self, request: Request) -> int:
         return min(len(request.prompt_token_ids) + request.params.max_tokens, self.max_model_len)
@@ -191,16 +201,16 @@ class Scheduler:
         """
         return min(request.num_scheduled, self._max_total_len(request) - 1)
 
-    def _decode_coverage(self, request: Request) -> int:
-        """Positions that the block table must reach before a decode row may be launched.
+    def _decode_coverage(self, request: Request, num_drafts: int) -> int:
+        """Positions that the block table must reach before a decode row with `num_drafts` = k drafts may be launched.
 
         Let s be the upper bound of the row's first position; it counts 1 + k for each frame in flight, of which the
         host has seen nothing. The verify row writes s .. s + k. The proposer that runs behind it in the same step
-        begins at most at s + k + 1 (all accepted) and writes an anchor and k drafts from there, through the same
-        table when it keeps K/V of its own. That makes s + 2 (1 + k), or s + 1 without drafts. The device writes
-        nothing at or past max_model_len.
+        begins at most at s + k + 1 (all accepted) and writes an anchor and the most drafts that a step verifies from
+        there, through the same table when it keeps K/V of its own. That makes s + 2 (1 + k) where k never changes, or
+        s + 1 without drafts. The device writes nothing at or past max_model_len.
         """
-        reach = 2 * self.limits.query_len if self.limits.num_speculative_tokens else 1
+        reach = 1 + num_drafts + self.limits.query_len if self.limits.num_speculative_tokens else 1
         return min(self._start_upper(request) + reach, self.max_model_len)
 
     def _make_room(self, request: Request, coverage: int) -> bool:
@@ -230,7 +240,7 @@ class Scheduler:
             epoch=request.epoch,
             slot=request.slot,
             num_tokens=num_tokens,
-            num_drafts=0 if is_prefilling else self.limits.num_speculative_tokens,
+            num_drafts=0 if is_prefilling else draft.num_drafts,
             is_prefilling=is_prefilling,
             samples=not is_prefilling or request.num_scheduled + num_tokens == request.prefill_len,
             start_upper=self._start_upper(request),
@@ -240,7 +250,7 @@ class Scheduler:
         draft.rows.append(row)
 
     def _seal(self, draft: _Draft) -> StepPlan:
-        query_len = self.limits.query_len
+        query_len = 1 + draft.num_drafts
         rows = order_rows(draft.rows, query_len, lambda row: RowShape(row.num_tokens, row.is_prefilling))
         prefill_lens = {request.request_id: request.prefill_len for request in self._queue.running}
         states = (QueryRow(row.start_upper, prefill_lens[row.request_id], row.num_tokens) for row in rows)
@@ -251,6 +261,7 @@ class Scheduler:
             block_writes=tuple(draft.block_writes),
             num_tokens=sum(row.num_tokens for row in rows),
             query_len=uniform_query_length(states, query_len),
+            proposes=self._next_num_drafts > 0,
         )
 
     def update(self, plan: StepPlan, result: StepResult) -> list[TokenUpdate]:
@@ -274,6 +285,8 @@ class Scheduler:
             result.check(index, row, request.num_tokens, self._max_total_len(request))
             token_ids = result.tokens(index)
             request.collect(row, token_ids, now)
+            if row.num_drafts and result.finished[index] == NOT_FINISHED:
+                self.lengths.observe(row.num_drafts, len(token_ids) - 1)
             if row.samples:
                 updates.append(self._emit(request, token_ids, result, index))
         return updates

@@ -147,7 +147,7 @@ def test_all_mistakes_come_at_once() -> None:
         ("runner=5", "runner = 5: must be a section with keys (async, steps_in_flight, cpu_threads)"),
         ("model.source=''", "model.source = '': "),
         ("model.source=null", "model.source = null: must be a valid string"),
-        ("speculator.num_speculative_tokens=-1", "must be greater than or equal to 0"),
+        ("speculator.num_speculative_tokens=-1", "must be auto, an integer of 0..64, or drafts by the number of requests"),
         ("sampling.stop=x", "sampling.stop = 'x': must be a list"),
         ("sampling.temperature=-0.7", "sampling.temperature = -0.7: must be 0 or a number in 0.01..100"),
         ("sampling.max_tokens=0", "sampling.max_tokens = 0: must be an integer in 1.."),

@@ -124,8 +124,8 @@ MUTATIONS = (
         "B14",
         Edit(
             _RUNNER,
-            "self._propose_key(key, self._bucket(len(plan.rows)))",
-            "self._propose_key(key, self._bucket(max(1, sum(not row.is_prefilling for row in plan.rows))))",
+            "self._propose_key(key, self._bucket(len(plan.rows)), plan.proposes)",
+            "self._propose_key(key, self._bucket(max(1, sum(not row.is_prefilling for row in plan.rows))), plan.proposes)",
         ),
         gate="G1",
         axis="graph size",
