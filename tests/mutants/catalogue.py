@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants import inputs, measuring, mirrors, overlap, planning, rings, slots, stepping, verify
+from tests.mutants import drafting, inputs, measuring, mirrors, overlap, planning, rings, slots, stepping, verify
 from tests.mutants.mutation import Mutation
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -15,4 +15,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     *mirrors.MUTATIONS,
     *planning.MUTATIONS,
     *measuring.MUTATIONS,
+    *drafting.MUTATIONS,
 )

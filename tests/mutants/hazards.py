@@ -1,4 +1,7 @@
-"""Entries of the hazard list that no mutation stands for, with the reason. The catalogue and this list name every entry."""
+"""Entries of the hazard list that no mutation stands for, with the reason. The catalogue and this list name every entry.
+
+D1..D9 are those of the check-list of block drafters (DFlash).
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ ENTRIES = frozenset(
         *(f"9d-{number}" for number in range(43, 53)),
         *(f"9e-{number}" for number in range(53, 64)),
         *(f"B{number}" for number in range(1, 48) if number not in (3, 17, 21, 30, 33, 35, 44, 46)),
+        *(f"D{number}" for number in range(1, 10)),
     ]
 )
 
-_NO_DRAFTER = "no drafter with a model or a K/V cache of its own yet"
 _GREEDY = "sampling is greedy"
 _EVIDENCE = "about evidence, not about code"
 
@@ -25,8 +28,7 @@ WITHOUT_MUTANT = {
     "9b-23": "nothing that owns buffers can be moved",
     "9b-28": "one drain before anything is freed, in MirrorTable.close: see 9b-21",
     "9c-34": "about tests: the gates compute the family from their own model",
-    "9c-40": _NO_DRAFTER,
-    "9c-41": _NO_DRAFTER,
+    "9c-41": "a row without drafts holds -1; a step has the same rows whether or not it drafts",
     "9d-50": "no layer with a recurrent state",
     "9d-51": "slots never move, so no forward reads what moves",
     "9d-52": "CUDA and CPU only",
@@ -34,11 +36,10 @@ WITHOUT_MUTANT = {
     "9e-55": "G1 demands that partial acceptance, ends inside a block and padded rows have occurred",
     "9e-56": _EVIDENCE,
     "9e-63": "tests that need a GPU skip visibly, with the reason",
-    "B6": _NO_DRAFTER,
     "B15": "a recorder cannot allocate, so no output lies outside of what a capture writes",
     "B18": "no graph has memory of its own: every output is an array of the table",
     "B20": "one k for the whole run",
-    "B22": _NO_DRAFTER,
+    "B22": "the rows of a drafter's block have arrays of their own, sized by slots and not by tokens of a step",
     "B24": "a capture runs nothing, and every index buffer is initialised before it",
     "B25": _GREEDY,
     "B26": _GREEDY,

@@ -1,0 +1,393 @@
+"""Mutations of block drafters, along the check-list of DFLASH.md 7: what a defect there costs is acceptance, never text."""
+
+from __future__ import annotations
+
+from tests.mutants.mutation import Edit, Mutation, mutation
+
+_TAPS, _PROPOSE, _PASS, _PICK = "graphs/taps.py", "graphs/propose_dflash.py", "graphs/draft_pass.py", "graphs/draft_pick.py"
+_CONTEXT, _INPUTS, _ATTENTION = "kernels/context_store.py", "kernels/block_inputs.py", "kernels/block_attention.py"
+_CONV, _JOIN, _SELECTOR, _STORE = "kernels/block_conv.py", "kernels/block_join.py", "kernels/selector.py", "kernels/draft_store.py"
+_ATTEND = "kernels/block_attend.py"
+_CONFIG, _SPECULATOR = "runtime/speculators/dflash_config.py", "runtime/speculators/proposers.py"
+
+_KERNELS, _STAGES, _ENGINE = ("tests/test_" + name + ".py::test_" for name in ("kernels_dflash", "dflash_stages", "dflash_engine"))
+_FIXTURE = _KERNELS + "block_inputs_of_the_public_fixture[cpu-1x1]"
+_STORED = _KERNELS + "store_context[4-7-3-2-6-float32-cpu-1x1]"
+_PAGES = _STAGES + "context_pages[full]"
+_COMMITTED = _STAGES + "only_committed_tokens_have_pages[full]"
+_LAYERS = _STAGES + "layers"
+_PICKED = _STAGES + "hidden_logits_selector_and_drafts"
+_REBUILD = _ENGINE + "pages_equal_a_rebuild_after_every_step"
+_EDGES = _KERNELS + "edge_scores[3-float32-cpu-1x1]"
+_WALK = _KERNELS + "selector_walk[(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)-4-4-cpu-1x1]"
+_DRAWN = _KERNELS + "drafts_are_drawn_from_what_is_said[0.5]"
+
+_LESS = "the drafter guesses from something else: fewer drafts are accepted, and every text is right"
+
+MUTATIONS = (
+    # ---- taps --------------------------------------------------------------------------------------------------------
+    mutation(
+        "tap-one-block-early",
+        "D1",
+        _TAPS,
+        "if layer_id == layer:",
+        "if layer_id == layer + 1:",
+        test=_REBUILD + "[v2]",
+        text="3 to 5 percent of acceptance in a trained drafter: numbers alone show it",
+    ),
+    mutation(
+        "tap-one-block-late",
+        "D1",
+        _TAPS,
+        "if layer_id == layer:",
+        "if layer_id == layer - 1:",
+        test=_REBUILD + "[v1-mixed]",
+        text="as early: numbers alone show it",
+    ),
+    mutation(
+        "taps-in-the-order-of-blocks",
+        "D1",
+        _TAPS,
+        "for place, layer_id in enumerate(self.layer_ids):",
+        "for place, layer_id in enumerate(sorted(self.layer_ids)):",
+        test=_REBUILD + "[v1-mixed]",
+        text="most checkpoints list them in that order; one that does not drafts from columns of another block",
+    ),
+    # ---- the block ---------------------------------------------------------------------------------------------------
+    mutation(
+        "slot-predicts-the-next-token",
+        "D2",
+        _INPUTS,
+        "+ i - i32(1)] = at if row < live else i32(0)",
+        "+ i - i32(1)] = at - i32(1) if row < live else i32(0)",
+        test=_FIXTURE,
+        text="the commonest mistake of ports: a slot fills in its own position; " + _LESS,
+    ),
+    mutation(
+        "mask-in-the-place-of-the-anchor",
+        "D2",
+        _INPUTS,
+        "token = anchor if i == i32(0) else i32(mask_token_id)",
+        "token = i32(mask_token_id)",
+        test=_FIXTURE,
+        text=_LESS,
+    ),
+    mutation(
+        "positions-of-the-block-from-zero",
+        "D2",
+        _INPUTS,
+        "min(i32(computed + i), i32(max_model_len - i32(1)))",
+        "min(i32(i), i32(max_model_len - i32(1)))",
+        test=_FIXTURE,
+        text=_LESS,
+    ),
+    mutation(
+        "context-one-token-too-long",
+        "B6",
+        _INPUTS,
+        "context_lens[row] = computed",
+        "context_lens[row] = computed + i32(1)",
+        test=_FIXTURE,
+        text="the drafter attends to a cell that holds a rejected token, or nothing",
+    ),
+    mutation(
+        "anchor-in-the-context",
+        "D2",
+        _CONTEXT,
+        "if position < committed:",
+        "if position <= committed:",
+        test=_STORED,
+        text="a rejected draft at the anchor's place is stored as if it were committed",
+    ),
+    mutation(
+        "block-of-the-trained-length",
+        "D7",
+        _PASS,
+        "conv.base_kernel, delta, side, 1 + run.k, run.live",
+        "conv.base_kernel, delta, side, 8, run.live",
+        test=_LAYERS + "[v2]",
+        text="with k as trained it is the same number; with a shorter block rows of two requests mix",
+    ),
+    # ---- keys and values of the context ------------------------------------------------------------------------------
+    mutation(
+        "context-through-the-norm-of-a-layer",
+        "D3",
+        _PROPOSE,
+        "norm_threads(fused.shape[1]), context, fused, arrays.hidden_norm, eps, live)",
+        "norm_threads(fused.shape[1]), context, fused, arrays.layers[0].input_norm, eps, live)",
+        test=_PAGES,
+        text="the layers share one normed context, which no layer norms again; " + _LESS,
+    ),
+    mutation(
+        "keys-of-the-context-not-rotated",
+        "D3",
+        _CONTEXT,
+        "narrow(first * cosine - second * sine, cache)",
+        "narrow(first, cache)",
+        test=_STORED,
+        text=_LESS,
+    ),
+    mutation(
+        "keys-of-the-context-not-normed",
+        "D3",
+        _CONTEXT,
+        "scale = f32(1.0) / f32(math.sqrt(warp_sum(squares) / f32(head_dim) + eps))",
+        "scale = f32(1.0)",
+        test=_STORED,
+        text=_LESS,
+    ),
+    mutation(
+        "values-of-the-context-normed",
+        "D3",
+        _CONTEXT,
+        "narrow(context_kv[row, value + i], cache)",
+        "narrow(context_kv[row, value + i] * scale, cache)",
+        test=_STORED,
+        text="keys go through a norm, values do not; " + _LESS,
+    ),
+    mutation(
+        "key-norm-of-the-first-layer-for-all",
+        "D3",
+        _CONTEXT,
+        "first = context_kv[row, key + i] * scale * k_norms[layer, i]",
+        "first = context_kv[row, key + i] * scale * k_norms[0, i]",
+        test=_STORED,
+        text=_LESS,
+    ),
+    mutation(
+        "context-of-the-prompt-alone",
+        "9c-40",
+        _PROPOSE,
+        "        self.record_context(launch, key, state, step)\n        self.record_block",
+        "        if key.num_requests < key.num_tokens // 8:\n            self.record_context(launch, key, state, step)\n"
+        "        self.record_block",
+        test=_REBUILD + "[v2]",
+        text="a context that is appended to no more: " + _LESS,
+    ),
+    # ---- scalars, tables ---------------------------------------------------------------------------------------------
+    mutation(
+        "embedding-of-the-masks-not-scaled",
+        "D4",
+        _PROPOSE,
+        "if shape.input_embedding_scale != 1.0:",
+        "if shape.input_embedding_scale < 1.0:",
+        test=_LAYERS + "[scalars]",
+        text="few targets have the scalar at all; " + _LESS,
+    ),
+    mutation(
+        "scalars-of-the-output-left-out",
+        "D8",
+        _PICK,
+        "if shape.output_multiplier != 1.0 or shape.logit_cap:",
+        "if shape.output_multiplier > 1.0:",
+        test=_PICKED + "[scalars]",
+        text="the order of the logits is the same: with the arg max of DFlash nothing changes, the selector weighs them wrongly",
+    ),
+    # ---- what does not survive ---------------------------------------------------------------------------------------
+    mutation(
+        "rejected-rows-enter-the-context",
+        "D5",
+        _CONTEXT,
+        "committed = num_computed[slot]",
+        "committed = i32(2147483647)",
+        test=_COMMITTED,
+        text="they lie behind the context and are overwritten as it grows, unless it ends first",
+    ),
+    Mutation(
+        "keys-of-masks-kept",
+        "D5",
+        (
+            Edit(
+                _PASS,
+                "from kernels.head_norm import head_norm\n",
+                "from kernels.head_norm import head_norm\nfrom kernels.kv_store import store_kv\n",
+            ),
+            Edit(
+                _PASS,
+                "        launch.launch(\n            block_attention,",
+                "        caches = (layer.k_cache, layer.v_cache)\n"
+                "        launch.launch(store_kv, (count, kv_heads), THREADS, *caches, qkv, positions, heads, run.live)\n"
+                "        launch.launch(\n            block_attention,",
+            ),
+        ),
+        _COMMITTED,
+        "what a mask wrote is overwritten by the tokens that take its place, where these come",
+    ),
+    mutation(
+        "drafts-of-a-finished-request-stay",
+        "D5",
+        _STORE,
+        "if num_sampled[row] > i32(0) and finished[slot] == i32(0):",
+        "if num_sampled[row] > i32(0):",
+        test=_KERNELS + "store_drafts[cpu-1x1]",
+        text="the next owner of the slot is admitted before anybody reads them: the guard of a guard",
+    ),
+    mutation(
+        "drafts-beyond-the-model-length",
+        "D5",
+        _SELECTOR,
+        "drafts = max(min(picks, block_lens[request] - i32(1)), i32(0))",
+        "drafts = picks",
+        test=_WALK,
+        text="they are verified at a clamped position and rejected, mostly",
+    ),
+    # ---- who sees whom -----------------------------------------------------------------------------------------------
+    mutation(
+        "window-ignored",
+        "D6",
+        _ATTENTION,
+        "        if window > 0:\n            first",
+        "        if window > 65536:\n            first",
+        test=_LAYERS + "[sliding-both-ways]",
+        text="beyond the window rotations extrapolate: acceptance falls from 73 to 13 percent there, and nowhere else",
+    ),
+    mutation(
+        "window-one-too-wide",
+        "D6",
+        _ATTENTION,
+        "first = max(position - window + 1, 0)",
+        "first = max(position - window, 0)",
+        test=_LAYERS + "[sliding-causal-by-default]",
+        text=_LESS,
+    ),
+    mutation(
+        "causal-layers-see-both-ways",
+        "D6",
+        _ATTENTION,
+        "if causal > 0:",
+        "if causal > 1:",
+        test=_LAYERS + "[full-causal]",
+        text=_LESS,
+    ),
+    mutation(
+        "is-causal-counts-for-sliding-layers-alone",
+        "D6",
+        _CONFIG,
+        "slide if everywhere is None else everywhere) for slide in slides",
+        "slide if everywhere is None else everywhere and slide) for slide in slides",
+        test="tests/test_dflash_config.py::test_who_sees_whom[fields1-expected1]",
+        text=_LESS,
+    ),
+    mutation(
+        "masks-do-not-see-each-other",
+        "D6",
+        _ATTEND,
+        "first, keys = context, block_lens[request]",
+        "first, keys = context, min(block_lens[request], i32(1))",
+        test=_KERNELS + "block_attend[0-0-6-8-(64, 129)-(8, 8)-64-float32-cpu-1x1]",
+        text=_LESS,
+    ),
+    mutation(
+        "chunk-at-the-edge-of-the-window-skipped",
+        "D6",
+        _ATTEND,
+        "skipped = divide(max(context - window + i32(1), i32(0)), i32(CHUNK_KEYS))",
+        "skipped = divide(max(context - window + i32(CHUNK_KEYS), i32(0)), i32(CHUNK_KEYS))",
+        test=_KERNELS + "block_attend[70-0-6-8-(64, 129)-(8, 8)-64-float32-cpu-1x1]",
+        text=_LESS,
+    ),
+    # ---- convolutions ------------------------------------------------------------------------------------------------
+    mutation(
+        "convolution-crosses-requests",
+        "D7",
+        _CONV,
+        "for s in range(min(taps, inside + 1)):",
+        "for s in range(min(taps, row + 1)):",
+        test=_KERNELS + "block_conv[2-3-4-0-float32-cpu-1x1]",
+        text="with one request nothing changes; with more, drafts hang on the neighbour in the batch",
+    ),
+    mutation(
+        "joined-convolution-crosses-requests",
+        "D7",
+        _JOIN,
+        "                if inside > i32(0):\n                    before",
+        "                if row > i32(0):\n                    before",
+        test=_KERNELS + "join_conv[3-4-1-float32-cpu-1x1]",
+        text="as the plain one",
+        expects="AssertionError|assert |Mismatch",
+    ),
+    mutation(
+        "convolution-behind-a-sublayer-left-out",
+        "D7",
+        _PASS,
+        "        if done is not None:\n            assert scratch.finished",
+        "        if done is not None and place > 99:\n            assert scratch.finished",
+        test=_LAYERS + "[v2]",
+        text="near the identity it was trained from; " + _LESS,
+    ),
+    mutation(
+        "both-sides-of-a-sublayer-convolved-alike",
+        "D7",
+        _PASS,
+        "added = self._convolve(run, scratch.finished[:count], added, done, side=1)",
+        "added = self._convolve(run, scratch.finished[:count], added, done, side=0)",
+        test=_LAYERS + "[v2]",
+        text=_LESS,
+    ),
+    # ---- selector ----------------------------------------------------------------------------------------------------
+    mutation(
+        "first-predecessor-is-a-mask",
+        "D8",
+        _SELECTOR,
+        "previous = block_ids[request * (picks + i32(1))] if is_first",
+        "previous = block_ids[request * (picks + i32(1)) + i32(1)] if is_first",
+        test=_EDGES,
+        text=_LESS,
+    ),
+    mutation(
+        "predecessor-out-of-the-same-slot",
+        "D8",
+        _SELECTOR,
+        "else ids[row - i32(1), a]",
+        "else ids[row, a]",
+        test=_EDGES,
+        text=_LESS,
+    ),
+    mutation(
+        "scores-without-the-logits",
+        "D8",
+        _SELECTOR,
+        "scores[row, a, b] = values[row, b] + total",
+        "scores[row, a, b] = total",
+        test=_EDGES,
+        text=_LESS,
+    ),
+    mutation(
+        "walk-forgets-what-it-chose",
+        "D8",
+        _SELECTOR,
+        "near[(step * count + before) * count + candidate]",
+        "near[step * count * count + candidate]",
+        test=_WALK,
+        text="each slot by itself: 2.19 tokens a step instead of 2.36",
+    ),
+    mutation(
+        "said-distribution-without-the-temperature",
+        "D8",
+        _SELECTOR,
+        "exp(f32(score - largest) / temperature) / total",
+        "exp(f32(score - largest)) / total",
+        test=_DRAWN,
+        text="verification believes it: sampled text no longer follows the target's distribution, which no single text shows",
+        expects="Not equal to tolerance",
+    ),
+    mutation(
+        "every-draft-drawn-with-the-same-noise",
+        "D8",
+        _SELECTOR,
+        "position = context_lens[request] + i32(1) + i32(step)",
+        "position = context_lens[request] + i32(1)",
+        test=_KERNELS + "selector_walk[(1.0, 0.0, 0.2, 0.7, 5.0, 1.0)-16-5-cpu-1x1]",
+        text="drafts of a step hang together; each of them alone is distributed as it should",
+    ),
+    # ---- resources ---------------------------------------------------------------------------------------------------
+    mutation(
+        "pages-of-the-drafter-not-counted",
+        "D9",
+        _SPECULATOR,
+        "return 0 if self.drafter is None else",
+        "return 0 if self.drafter is None or num_blocks else",
+        test=_ENGINE + "info_shows_the_drafter",
+        text="memory runs out while graphs are captured, on full GPUs alone",
+    ),
+)
