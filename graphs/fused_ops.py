@@ -24,46 +24,61 @@ from kernels.tile import CHUNK, TILE_ROWS
 
 THREADS = 128
 
-_WARPS_OF_A_PRODUCT = 4096
-"""Warps beyond which sharing a tile among several no longer fills the GPU better."""
+_LARGE_BYTES = 8 << 20
+"""16-bit weights of a product from which a tile is sixteen weight rows: below, more blocks of eight fill the GPU better."""
 
-_CHUNKS_A_WARP = 4
-"""Chunks of columns that a warp should have: as many loads as it keeps in flight."""
+_WARPS = 1584
+"""Warps that a large product keeps busy, twelve on each multiprocessor of an H200."""
 
-_STRIPES = 1536
+_MOST_PARTS = (0, 9, 5)
+"""Warps that share the columns of a tile at most, by slabs."""
 
-_NORM_IN_PRODUCT_BYTES = 48 * 1024
-"""Rows of the residual that a block of a product may read again; beyond, one launch that normalises them costs less."""
+_WARPS_A_BLOCK = 4
+
+HEAD_THREADS = 32 * _WARPS_A_BLOCK
+
+_BLOCKS = 396
+"""Blocks of a launch beyond which tiles take turns: three on each multiprocessor of an H200. No result depends on it."""
 
 
 @dataclass(frozen=True)
-class Split:
+class Layout:
     """How a product is laid out, from the shape of its weights alone: the batch must have no say in the order of a sum.
 
     Attributes:
-        warps: warps that share the columns of a tile.
+        parts: warps that share the columns of a tile.
+        slabs: a tile is so many times eight weight rows.
+        warps: of a block that multiply.
         grid: blocks of the launch.
-        multiplying: warps of a block that multiply.
     """
 
+    parts: int
+    slabs: int
     warps: int
     grid: int
-    multiplying: int
 
     @classmethod
-    def of(cls, outputs: int, depth: int, *, most: int) -> Split:
-        """`outputs` rows of weights of `depth` columns; at most `most` warps a tile."""
-        tiles, chunks, warps = -(-outputs // TILE_ROWS), -(-depth // CHUNK), 1
-        while 2 * warps <= most and chunks // (2 * warps) >= _CHUNKS_A_WARP and 2 * warps * tiles <= _WARPS_OF_A_PRODUCT:
-            warps *= 2
-        multiplying = max(warps, 4)
-        return cls(warps, -(-tiles // (multiplying // warps)), multiplying)
+    def of(cls, outputs: int, depth: int, *, slabs: int | None = None) -> Layout:
+        """`outputs` rows of weights of `depth` columns; slabs None: by size.
+
+        As many warps share a tile as keep the GPU busy; those of a small product each have a chunk or two.
+        """
+        large = 2 * outputs * depth >= _LARGE_BYTES
+        if slabs is None:
+            slabs = 2 if large else 1
+        tiles, chunks = -(-outputs // (slabs * TILE_ROWS)), -(-depth // CHUNK)
+        parts = min(max(_WARPS // tiles, 1) if large else chunks, _MOST_PARTS[slabs], chunks)
+        turns = -(-chunks // parts)
+        parts = -(-chunks // turns)
+        warps = parts * max(_WARPS_A_BLOCK // parts, 1)
+        blocks = -(-tiles // (warps // parts))
+        return cls(parts, slabs, warps, -(-blocks // -(-blocks // _BLOCKS)))
 
 
-def stripes_of(vocab_size: int, depth: int) -> int:
+def stripes_of(vocab_size: int) -> int:
     """Stripes of the head, each with a best column of its own: the shape of best_value [stripes, J]."""
-    groups = Split.of(vocab_size, depth, most=8).grid
-    return -(-groups // -(-groups // _STRIPES))
+    groups = -(-vocab_size // (2 * TILE_ROWS * _WARPS_A_BLOCK))
+    return -(-groups // -(-groups // _BLOCKS))
 
 
 def why_not_fused(shape: DecoderShape, dtype: np.dtype[np.generic]) -> str | None:
@@ -92,33 +107,31 @@ class FusedScratch:
 
 @dataclass(frozen=True)
 class FusedOps:
-    """Between operations scratch.squares holds the sums of squares of the residual.
+    """Between operations scratch.normed holds residual * gain of the norm that comes next, scratch.squares the sums of squares of
+    the residual.
 
     Attributes:
         scratch: sized for the largest step.
         attention_ops: how attention is computed.
-        batch_invariant: steps are laid out alike whatever their rows: the norm is never taken into the product for some and done
-            before it for others.
         stripes: the head is the library's product, with this scratch for the argmax behind it; None: our own.
     """
 
     scratch: FusedScratch
     attention_ops: AttentionOps
-    batch_invariant: bool = False
     stripes: Stripes | None = None
 
     def embed(self, run: ForwardPass, norm: Array) -> None:
-        tokens = run.num_tokens
+        tokens, written = run.num_tokens, self._residual_and_norm(run)
         ids = run.step.input_token_ids[:tokens]
-        run.launch.launch(embed_squares, tokens, THREADS, run.residual, self._squares(run), run.model.embed, ids, run.live)
+        run.launch.launch(embed_squares, tokens, THREADS, *written, run.model.embed, norm, ids, run.live)
+        self._norm_in_float16(run, norm)
 
     def attention_inputs(self, run: ForwardPass, layer: LayerArrays) -> None:
-        tokens, eps, qkv = run.num_tokens, run.model.shape.rms_norm_eps, run.scratch.qkv[: run.num_tokens]
-        split = Split.of(*layer.qkv.shape, most=4)
-        x = self._product_input(run, layer.qkv, layer.input_norm)
-        threads = 32 * (split.multiplying + 1)
-        arguments = (qkv, x, layer.input_norm, self._squares(run), layer.qkv, eps, split.warps, run.live)
-        run.launch.launch(norm_project, split.grid, threads, *arguments)
+        tokens, qkv = run.num_tokens, run.scratch.qkv[: run.num_tokens]
+        layout = Layout.of(*layer.qkv.shape)
+        threads, eps = 32 * (layout.warps + 1), run.model.shape.rms_norm_eps
+        arguments = (qkv, *self._product_input(run), layer.qkv, eps, self._scaled(run), layout.parts, layout.slabs, run.live)
+        run.launch.launch(norm_project, layout.grid, threads, *arguments)
         if layer.qkv_bias is not None:
             run.launch.launch(add_bias, tokens, THREADS, qkv, layer.qkv_bias, run.live)
 
@@ -126,25 +139,24 @@ class FusedOps:
         self.attention_ops.record(run, layer)
 
     def attention_output(self, run: ForwardPass, layer: LayerArrays, norm: Array) -> None:
-        self._project_residual(run, run.scratch.attention[: run.num_tokens], layer.out)
+        self._project_residual(run, run.scratch.attention[: run.num_tokens], layer.out, norm)
 
     def feed_forward(self, run: ForwardPass, layer: LayerArrays, norm: Array) -> None:
         self.gate_up(run, layer)
-        self.down(run, layer)
+        self.down(run, layer, norm)
 
     def gate_up(self, run: ForwardPass, layer: LayerArrays) -> None:
         """Residual -> norm -> scratch.activated."""
         activated, eps = run.scratch.activated[: run.num_tokens], run.model.shape.rms_norm_eps
         outputs, depth = layer.gate_up.shape
-        split = Split.of(outputs // 2, depth, most=4)
-        x = self._product_input(run, layer.gate_up, layer.post_norm)
-        threads = 32 * (split.multiplying + 1)
-        arguments = (activated, x, layer.post_norm, self._squares(run), layer.gate_up, eps, split.warps, run.live)
-        run.launch.launch(norm_gate_up, split.grid, threads, *arguments)
+        layout = Layout.of(outputs, depth, slabs=2)
+        threads = 32 * (layout.warps + 1)
+        arguments = (activated, *self._product_input(run), layer.gate_up, eps, self._scaled(run), layout.parts, run.live)
+        run.launch.launch(norm_gate_up, layout.grid, threads, *arguments)
 
-    def down(self, run: ForwardPass, layer: LayerArrays) -> None:
+    def down(self, run: ForwardPass, layer: LayerArrays, norm: Array) -> None:
         """residual += scratch.activated @ down.T."""
-        self._project_residual(run, run.scratch.activated[: run.num_tokens], layer.down)
+        self._project_residual(run, run.scratch.activated[: run.num_tokens], layer.down, norm)
 
     def logits(self, run: ForwardPass, num_logits: int) -> None:
         launch, scratch, live, shape = run.launch, run.scratch, run.step.inputs.num_logits, run.model.shape
@@ -157,28 +169,30 @@ class FusedOps:
             record_argmax(run, num_logits, self.stripes)
             return
         best_value, best_column = self.scratch.best_value, self.scratch.best_column
-        split = Split.of(*run.model.head.shape, most=8)
-        stripes, threads = best_value.shape[0], 32 * split.multiplying
-        arguments = (logits, best_value, best_column, rows, run.model.head, shape.vocab_size, split.warps, live)
-        launch.launch(project_argmax, stripes, threads, *arguments)
+        arguments = (logits, best_value, best_column, rows, run.model.head, shape.vocab_size, live)
+        launch.launch(project_argmax, best_value.shape[0], HEAD_THREADS, *arguments)
         out = scratch.row_argmax[:num_logits]
         launch.launch(best_of_stripes, num_logits, THREADS, out, best_value, best_column, live)
 
-    def _squares(self, run: ForwardPass) -> Array:
-        return self.scratch.squares[: run.num_tokens]
-
-    def _project_residual(self, run: ForwardPass, x: Array, weight: Array) -> None:
-        split = Split.of(*weight.shape, most=8)
-        threads = 32 * split.multiplying
-        arguments = (run.residual, self._squares(run), x, weight, split.warps, run.live)
-        run.launch.launch(project_residual, split.grid, threads, *arguments)
-
-    def _product_input(self, run: ForwardPass, weight: Array, gain: Array) -> Array:
-        """The residual itself, or its norm where that costs less; always the norm in float16, whose range a residual may leave."""
+    def _residual_and_norm(self, run: ForwardPass) -> tuple[Array, Array, Array]:
         tokens = run.num_tokens
-        large = not self.batch_invariant and 4 * tokens * run.residual.shape[1] > _NORM_IN_PRODUCT_BYTES
-        if weight.dtype == np.float16 or (weight.dtype == np.uint16 and large):
-            normed, eps = run.scratch.normed[:tokens], run.model.shape.rms_norm_eps
-            run.launch.launch(rms_norm, tokens, norm_threads(normed.shape[1]), normed, run.residual, gain, eps, run.live)
-            return normed
-        return run.residual
+        return run.residual, run.scratch.normed[:tokens], self.scratch.squares[:tokens]
+
+    def _product_input(self, run: ForwardPass) -> tuple[Array, Array]:
+        return self._residual_and_norm(run)[1:]
+
+    def _project_residual(self, run: ForwardPass, x: Array, weight: Array, norm: Array) -> None:
+        layout = Layout.of(*weight.shape)
+        arguments = (*self._residual_and_norm(run), x, weight, norm, layout.parts, layout.slabs, run.live)
+        run.launch.launch(project_residual, layout.grid, 32 * layout.warps, *arguments)
+        self._norm_in_float16(run, norm)
+
+    def _scaled(self, run: ForwardPass) -> int:
+        return int(run.scratch.normed.dtype == np.float16)
+
+    def _norm_in_float16(self, run: ForwardPass, gain: Array) -> None:
+        """float16: the residual may leave its range, its norm does not. scratch.normed is then the norm itself."""
+        if self._scaled(run):
+            normed, eps = run.scratch.normed[: run.num_tokens], run.model.shape.rms_norm_eps
+            threads = norm_threads(normed.shape[1])
+            run.launch.launch(rms_norm, run.num_tokens, threads, normed, run.residual, gain, eps, run.live)

@@ -82,23 +82,42 @@ class AttentionOps(Protocol):
 
 
 @dataclass(frozen=True)
+class HeadOps:
+    """The layers of one set, the head of another; a head reads nothing but the residual stream."""
+
+    layers: Ops
+    head: Ops
+
+    def embed(self, run: ForwardPass, norm: Array) -> None:
+        self.layers.embed(run, norm)
+
+    def attention_inputs(self, run: ForwardPass, layer: LayerArrays) -> None:
+        self.layers.attention_inputs(run, layer)
+
+    def attention(self, run: ForwardPass, layer: LayerArrays) -> None:
+        self.layers.attention(run, layer)
+
+    def attention_output(self, run: ForwardPass, layer: LayerArrays, norm: Array) -> None:
+        self.layers.attention_output(run, layer, norm)
+
+    def feed_forward(self, run: ForwardPass, layer: LayerArrays, norm: Array) -> None:
+        self.layers.feed_forward(run, layer, norm)
+
+    def logits(self, run: ForwardPass, num_logits: int) -> None:
+        self.head.logits(run, num_logits)
+
+
+@dataclass(frozen=True)
 class OpTable:
     """Which set records a step, by its captured rows alone: the same step is always recorded the same way.
 
     Attributes:
-        many: for steps of more than `few_rows` token rows.
-        few: for the others.
-        few_rows: 0 = `many` records everything.
+        many: for steps of more rows than `few` knows.
+        few: (most token rows, set), in ascending order.
     """
 
     many: Ops
-    few: Ops
-    few_rows: int
-
-    @classmethod
-    def of(cls, ops: Ops) -> OpTable:
-        """One set for every step."""
-        return cls(ops, ops, 0)
+    few: tuple[tuple[int, Ops], ...] = ()
 
     def for_rows(self, num_tokens: int) -> Ops:
-        return self.few if num_tokens <= self.few_rows else self.many
+        return next((ops for rows, ops in self.few if num_tokens <= rows), self.many)

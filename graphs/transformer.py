@@ -25,7 +25,7 @@ class DecoderTarget:
         self.model = model
         self.scratch = scratch
         self.taps = taps
-        self.ops = OpTable.of(PlainOps(PagedAttention())) if ops is None else ops
+        self.ops = OpTable(PlainOps(PagedAttention())) if ops is None else ops
 
     @property
     def row_argmax(self) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernels.lang import MAX_THREADS, NEG_INF, bits_of_float, block_max, cuda, device_function, f32, float_of_bits, i32, kernel, u64
+from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_storage import widen
 
 _TILE = 512
@@ -38,7 +39,7 @@ def float_of_order(order):
     return value
 
 
-@kernel(writes=("out",))
+@kernel(writes=("out",), overlap=True)
 def argmax(out, logits, vocab_size, num_rows):
     """out[j] = column of the largest of logits[j, :vocab_size] for the live rows; the lowest column wins a tie.
 
@@ -57,6 +58,8 @@ def argmax(out, logits, vocab_size, num_rows):
     """
     scratch = cuda.shared.array(MAX_THREADS, f32)
     winner = cuda.shared.array(1, i32)
+    wait_for_launches()
+    let_next_launch_start()
     tile = _TILE * cuda.blockDim.x
     for row in range(cuda.blockIdx.x, num_rows[0], cuda.gridDim.x):
         best = i32(_LOWEST)
@@ -86,7 +89,7 @@ def argmax(out, logits, vocab_size, num_rows):
         cuda.syncthreads()
 
 
-@kernel(writes=("best_value", "best_column"))
+@kernel(writes=("best_value", "best_column"), overlap=True)
 def stripe_argmax(best_value, best_column, logits, vocab_size, num_rows):
     """best_value[s, j], best_column[s, j] = the largest of logits[j] in stripe s and its lowest column; best_of_stripes in
     kernels/head.py takes the best of them. NaN and columns from vocab_size on are never best; a stripe without a candidate says
@@ -104,6 +107,8 @@ def stripe_argmax(best_value, best_column, logits, vocab_size, num_rows):
     """
     scratch = cuda.shared.array(MAX_THREADS, f32)
     winner = cuda.shared.array(1, i32)
+    wait_for_launches()
+    let_next_launch_start()
     stripes = i32(best_value.shape[0])
     width = i32((vocab_size + stripes - i32(1)) // stripes)
     for row in range(cuda.blockIdx.x, num_rows[0], cuda.gridDim.x):

@@ -6,23 +6,45 @@ import math
 
 from kernels.block_reduce import block_total
 from kernels.lang import MAX_THREADS, NEG_INF, block_max, cuda, f32, i32, kernel
+from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_storage import narrow
-from kernels.lang_warp import warp_size
-from kernels.project import MAX_SLOTS, all_warps, ceil_div, divide, share_of_columns, total_of
-from kernels.tile import RING, TILE, TILE_ROWS, TILE_TOKENS, tile_dot
+from kernels.lang_warp import lane, warp_size
+from kernels.project import divide, multiplying_warps, warp_of_block
+from kernels.tile import (
+    TILE,
+    TILE_ROWS,
+    TILE_TOKENS,
+    begin_products,
+    begin_rows,
+    finish_products,
+    octet_best,
+    octet_lane,
+    octet_size,
+    warp_barrier,
+)
 
-_REGISTERS = 96  # four blocks of five warps on a multiprocessor, and nothing spilled
+_REGISTERS = 96
 
-_PARTIAL = MAX_SLOTS * TILE
-_RING = MAX_SLOTS * RING + 4
+_WARPS = 4
+"""Warps of a block that multiply at most."""
 
-_ROWS_AT_ONCE = 64
+_RING = _WARPS * 9 * 256 + 4
+"""As kernels.tile.RING, for fewer warps."""
+
+_PARTIAL = _WARPS * 2 * TILE
+
+
+
+_ROWS_AT_ONCE = 32
 """Rows whose best columns a block keeps while it goes over its tiles."""
+
+_CELLS = _WARPS * 2 * _ROWS_AT_ONCE
+"""A best column for each warp, row and slab."""
 
 _NONE = i32(2147483647)
 
 
-@kernel(writes=("out",))
+@kernel(writes=("out",), overlap=True)
 def gather_norm(out, residual, gain, indices, eps, num_rows):
     """out[j] = RMSNorm(residual[indices[j]]) * gain for the live rows.
 
@@ -38,6 +60,8 @@ def gather_norm(out, residual, gain, indices, eps, num_rows):
     capture. Oracle: oracle_fused.gather_norm.
     """
     scratch = cuda.shared.array(MAX_THREADS, f32)
+    wait_for_launches()
+    let_next_launch_start()
     width = residual.shape[1]
     for row in range(cuda.blockIdx.x, num_rows[0], cuda.gridDim.x):
         source = indices[row]
@@ -49,12 +73,12 @@ def gather_norm(out, residual, gain, indices, eps, num_rows):
             out[row, i] = narrow(residual[source, i] * scale * gain[i], out)
 
 
-@kernel(writes=("logits", "best_value", "best_column"), max_registers=_REGISTERS)
-def project_argmax(logits, best_value, best_column, x, weight, vocab_size, split, num_rows):
+@kernel(writes=("logits", "best_value", "best_column"), max_registers=_REGISTERS, overlap=True, early=("weight",))
+def project_argmax(logits, best_value, best_column, x, weight, vocab_size, num_rows):
     """logits[j] = x[j] @ weight.T; best_value[s, j], best_column[s, j] = the largest logit of stripe s and its lowest column.
 
-    Stripe s of S holds every S-th group of tiles. Columns from vocab_size on (padding) and NaN are never best; a stripe without a
-    candidate says -inf.
+    Stripe s of S holds every S-th group of tiles, as many as a block has warps; a warp goes over its own on its own. Columns from
+    vocab_size on (padding) and NaN are never best; a stripe without a candidate says -inf.
 
     Args:
         logits: float32 [J, V'], V' >= vocab_size.
@@ -63,71 +87,90 @@ def project_argmax(logits, best_value, best_column, x, weight, vocab_size, split
         x: [J, K], of the weights' type.
         weight: [V', K], any storage type; 16-bit on a GPU: K a multiple of 8.
         vocab_size: int32.
-        split: int32, warps that share a tile.
         num_rows: int32 [1], live rows.
 
-    Launch: split * (tiles a block) warps, any grid, S blocks at best. A block owns its stripes. Barriers are reached by all its
-    threads. Safe under capture. Oracle: oracle_fused.project_argmax.
+    Launch: up to four warps, any grid, S blocks at best. A block owns its stripes. Barriers are reached by all its threads.
+    Safe under capture. Oracle: oracle_fused.project_argmax.
     """
     ring = cuda.shared.array(_RING, f32)
     partial = cuda.shared.array(_PARTIAL, f32)
-    value_of = cuda.shared.array(_ROWS_AT_ONCE, f32)
-    column_of = cuda.shared.array(_ROWS_AT_ONCE, i32)
-    outputs, depth, stripes = i32(weight.shape[0]), i32(weight.shape[1]), i32(best_value.shape[0])
-    tid = i32(cuda.threadIdx.x)
-    warp, warps = divide(tid, warp_size()), all_warps()
-    split = min(split, warps)
-    per_block = divide(warps, split)
-    tiles, share = ceil_div(outputs, i32(TILE_ROWS)), share_of_columns(depth, split)
-    group = divide(warp, split)
-    begin = i32((warp - group * split) * share)
-    for stripe in range(cuda.blockIdx.x, stripes, cuda.gridDim.x):
-        for base in range(0, num_rows[0], _ROWS_AT_ONCE):
-            kept = min(num_rows[0] - i32(base), i32(_ROWS_AT_ONCE))
-            for t in range(tid, kept, cuda.blockDim.x):
-                value_of[t] = NEG_INF
-                column_of[t] = _NONE
-            first = i32(stripe * per_block)
-            while first < tiles:
-                tile = first + group
-                for token in range(0, kept, TILE_TOKENS):
-                    rows = min(kept - i32(token), i32(TILE_TOKENS))
-                    if warp < per_block * split and tile < tiles:
-                        end, row = min(begin + share, depth), tile * i32(TILE_ROWS)
-                        tile_dot(ring, partial, warp, x, None, i32(base + token), rows, weight, row, begin, end)
-                    cuda.syncthreads()
-                    item = tid
-                    while item < per_block * rows * TILE_ROWS:
-                        which = divide(item, rows * i32(TILE_ROWS))
-                        place = item - which * rows * i32(TILE_ROWS)
-                        t = divide(place, i32(TILE_ROWS))
-                        output = (first + which - t) * i32(TILE_ROWS) + place
-                        value = NEG_INF
-                        if output < outputs:
-                            value = total_of(partial, which * split, i32(1), split, place)
-                            logits[base + token + t, output] = value
-                        partial[which * split * i32(TILE) + place] = value
-                        item += i32(cuda.blockDim.x)
-                    cuda.syncthreads()
-                    t = tid
-                    while t < rows:
-                        for which in range(per_block):
-                            for n in range(TILE_ROWS):
-                                output = (first + i32(which)) * i32(TILE_ROWS) + i32(n)
-                                value = partial[i32(which) * split * i32(TILE) + t * i32(TILE_ROWS) + i32(n)]
-                                if output < vocab_size and value > value_of[token + t]:
-                                    value_of[token + t] = value
-                                    column_of[token + t] = output
-                        t += i32(cuda.blockDim.x)
-                    cuda.syncthreads()
-                first += stripes * per_block
-            for t in range(tid, kept, cuda.blockDim.x):
-                best_value[stripe, base + t] = value_of[t]
-                best_column[stripe, base + t] = column_of[t]
+    value_of = cuda.shared.array(_CELLS, f32)
+    column_of = cuda.shared.array(_CELLS, i32)
+    outputs, stripes, one, slabs = i32(weight.shape[0]), i32(best_value.shape[0]), i32(1), i32(2)
+    warp, warps = warp_of_block(), min(multiplying_warps(i32(0), slabs), i32(_WARPS))
+    stripe, grid, octets = i32(cuda.blockIdx.x), i32(cuda.gridDim.x), divide(warp_size(), octet_size())
+    octet, cells, busy = divide(lane(), octet_size()), warp * i32(2 * _ROWS_AT_ONCE), warp < warps
+    first, step = (stripe * warps + warp) * i32(2 * TILE_ROWS), stripes * warps * i32(2 * TILE_ROWS)
+    if busy and first < outputs:
+        begin_products(ring, weight, first, first + i32(TILE_ROWS), i32(0), one, warp, slabs)
+    wait_for_launches()
+    let_next_launch_start()
+    if busy and first < outputs:
+        begin_rows(ring, x, i32(0), i32(0), one, warp, slabs)
+    live = i32(num_rows[0])
+    while stripe < stripes:
+        base = i32(0)
+        while base < live:
+            kept = min(live - base, i32(_ROWS_AT_ONCE))
+            item = octet
+            while busy and item < kept * slabs:
+                if octet_lane() == 0:
+                    value_of[cells + item], column_of[cells + item] = NEG_INF, _NONE
+                item += octets
+            row = first
+            while busy and row < outputs:
+                token = i32(0)
+                while token < kept:
+                    second = row + i32(TILE_ROWS)
+                    finish_products(ring, partial, x, base + token, weight, row, second, i32(0), one, warp, slabs)
+                    after, rows_after = row, base + token + i32(TILE_TOKENS)
+                    if token + i32(TILE_TOKENS) >= kept:  # the next tile, the first one for more rows, that of the next stripe
+                        after, rows_after = row + step, base
+                        if after >= outputs and base + kept < live:
+                            after, rows_after = first, base + kept
+                        elif after >= outputs and stripe + grid < stripes:
+                            after, rows_after = first + grid * warps * i32(2 * TILE_ROWS), i32(0)
+                    if after < outputs:
+                        begin_products(ring, weight, after, after + i32(TILE_ROWS), i32(0), one, warp, slabs)
+                        begin_rows(ring, x, rows_after, i32(0), one, warp, slabs)
+                    warp_barrier()
+                    item, rows = octet, min(kept - token, i32(TILE_TOKENS))
+                    while item - octet < rows * slabs:  # whole warps: octet_best wants all lanes
+                        t, slab = item >> i32(1), item & i32(1)
+                        value, column, n = NEG_INF, _NONE, octet_lane()
+                        while n < i32(TILE_ROWS):
+                            output = row + slab * i32(TILE_ROWS) + n
+                            if t < rows and output < outputs:
+                                total = partial[(warp * slabs + slab) * i32(TILE) + t * i32(TILE_ROWS) + n]
+                                logits[base + token + t, output] = total
+                                if output < vocab_size and total > value:
+                                    value, column = total, output
+                            n += octet_size()
+                        value, column = octet_best(value, column)
+                        cell = cells + (token << i32(1)) + item
+                        if octet_lane() == 0 and t < rows and value > value_of[cell]:
+                            value_of[cell], column_of[cell] = value, column
+                        item += octets
+                    warp_barrier()
+                    token += i32(TILE_TOKENS)
+                row += step
             cuda.syncthreads()
+            t = i32(cuda.threadIdx.x)
+            while t < kept:
+                value, column = NEG_INF, _NONE
+                for which in range(2 * warps):
+                    cell = i32(which >> 1) * i32(2 * _ROWS_AT_ONCE) + i32(2) * t + i32(which & 1)
+                    if value_of[cell] > value or (value_of[cell] == value and column_of[cell] < column):
+                        value, column = value_of[cell], column_of[cell]
+                best_value[stripe, base + t], best_column[stripe, base + t] = value, column
+                t += i32(cuda.blockDim.x)
+            cuda.syncthreads()
+            base += kept
+        stripe += grid
+        first += grid * warps * i32(2 * TILE_ROWS)
 
 
-@kernel(writes=("out",))
+@kernel(writes=("out",), overlap=True)
 def best_of_stripes(out, best_value, best_column, num_rows):
     """out[j] = best_column[s, j] of the largest best_value[s, j]; the lowest column wins a tie, 0 stands for no candidate.
 
@@ -142,6 +185,8 @@ def best_of_stripes(out, best_value, best_column, num_rows):
     """
     scratch = cuda.shared.array(MAX_THREADS, f32)
     winner = cuda.shared.array(1, i32)
+    wait_for_launches()
+    let_next_launch_start()
     for row in range(cuda.blockIdx.x, num_rows[0], cuda.gridDim.x):
         value = NEG_INF
         column = _NONE

@@ -56,24 +56,30 @@ def ring_address(typingctx, ring):
     return signature(types.uint32, ring), codegen
 
 
-@intrinsic
-def copy16(typingctx, address, array, offset, size):
-    """Begin to copy 16 bytes from element `offset` (int64) of a contiguous array to shared `address`, past the registers and L1.
+def _copy16(instruction: str) -> Any:
+    def typed(typingctx, address, array, offset, size):
+        def codegen(context, builder, sig, args):
+            pointer = builder.ptrtoint(_address(context, builder, sig.args[1], args[1], args[2]), ir.IntType(64))
+            kind = ir.FunctionType(ir.VoidType(), [_WORD, ir.IntType(64), _WORD])
+            asm = ir.InlineAsm(kind, f"{instruction} [$0], [$1], 16, $2;", "r,l,r,~{memory}", side_effect=True)
+            builder.call(asm, [args[0], pointer, args[3]])
+            return context.get_dummy_value()
 
-    `size` (uint32) is 16, or 0 for zeros instead, and nothing is read then. Only `wait_copies` says when they are there. Unlike a
-    load into registers, which ptxas moves down to its first use, it starts where it stands: it is what keeps memory busy.
-    """
+        return signature(types.void, types.uint32, array, types.int64, types.uint32), codegen
 
-    def codegen(context, builder, sig, args):
-        pointer = builder.ptrtoint(_address(context, builder, sig.args[1], args[1], args[2]), ir.IntType(64))
-        text = "cp.async.cg.shared.global [$0], [$1], 16, $2;"
-        asm = ir.InlineAsm(
-            ir.FunctionType(ir.VoidType(), [_WORD, ir.IntType(64), _WORD]), text, "r,l,r,~{memory}", side_effect=True
-        )
-        builder.call(asm, [args[0], pointer, args[3]])
-        return context.get_dummy_value()
+    return typed
 
-    return signature(types.void, types.uint32, array, types.int64, types.uint32), codegen
+
+copy16_ahead = intrinsic(_copy16("cp.async.cg.shared.global.L2::256B"))
+"""`copy16` that brings the 256 bytes around it into L2: for data that is read on from there."""
+
+
+copy16 = intrinsic(_copy16("cp.async.cg.shared.global"))
+"""copy16(address, array, offset, size): begin to copy 16 bytes from element `offset` (int64) of a contiguous array to shared
+`address`, past the registers and L1.
+
+`size` (uint32) is 16, or 0 for zeros instead, and nothing is read then. Only `wait_copies` says when they are there. Unlike a
+load into registers, which ptxas moves down to its first use, it starts where it stands: it is what keeps memory busy."""
 
 
 def _statement(text: str) -> Any:
@@ -92,6 +98,9 @@ commit_copies = intrinsic(_statement("cp.async.commit_group;"))
 
 wait_older_copies = intrinsic(_statement("cp.async.wait_group 3;"))
 """Wait until all groups of this thread but the last three are there."""
+
+wait_second_copies = intrinsic(_statement("cp.async.wait_group 2;"))
+"""Wait until all groups of this thread but the last two are there."""
 
 wait_first_copies = intrinsic(_statement("cp.async.wait_group 1;"))
 """Wait until all groups of this thread but the last are there."""

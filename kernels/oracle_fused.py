@@ -21,38 +21,48 @@ def squares_of(rows: Floats) -> npt.NDArray[np.float64]:
     return np.asarray((padded.reshape(len(rows), -1, TILE_ROWS) ** 2).sum(axis=2))
 
 
-def _normed(x: Floats, gain: Floats, squares: Floats, eps: float) -> npt.NDArray[np.float64]:
-    scale = 1 / np.sqrt(squares.astype(np.float64).sum(axis=1, keepdims=True) / x.shape[1] + eps)
-    return np.asarray(x * scale * gain)
+def _scales(squares: Floats, width: int, eps: float, scaled: int) -> npt.NDArray[np.float64]:
+    """What a row of the product is multiplied with, [T, 1]."""
+    if scaled:
+        return np.ones((len(squares), 1))
+    return np.asarray(1 / np.sqrt(squares.astype(np.float64).sum(axis=1, keepdims=True) / width + eps))
 
 
 def embed_squares(
-    residual: Floats, squares: Floats, table: Floats, input_ids: Integers, num_tokens: Integers
-) -> tuple[Floats, Floats]:
-    """(residual, squares) afterwards."""
+    residual: Floats, normed: Floats, squares: Floats, table: Floats, gain: Floats, input_ids: Integers, num_tokens: Integers
+) -> tuple[Floats, Floats, Floats]:
+    """(residual, normed, squares) afterwards."""
     rows = embed(residual, table, input_ids, num_tokens)
-    return rows, _live(squares, num_tokens, squares_of(rows))
+    return rows, _live(normed, num_tokens, rows * gain), _live(squares, num_tokens, squares_of(rows))
 
 
 def norm_project(
-    out: Floats, x: Floats, gain: Floats, squares: Floats, weight: Floats, eps: float, split: int, num_tokens: Integers
+    out: Floats, x: Floats, squares: Floats, weight: Floats, eps: float, scaled: int, parts: int, slabs: int, num_tokens: Integers
 ) -> Floats:
-    return _live(out, num_tokens, _normed(x, gain, squares, eps) @ weight.T)
+    return _live(out, num_tokens, x.astype(np.float64) @ weight.T * _scales(squares, x.shape[1], eps, scaled))
 
 
 def norm_gate_up(
-    out: Floats, x: Floats, gain: Floats, squares: Floats, weight: Floats, eps: float, split: int, num_tokens: Integers
+    out: Floats, x: Floats, squares: Floats, weight: Floats, eps: float, scaled: int, parts: int, num_tokens: Integers
 ) -> Floats:
-    gate, up = np.split(_normed(x, gain, squares, eps) @ weight.T, 2, axis=1)
+    gate, up = np.split(x.astype(np.float64) @ weight.T * _scales(squares, x.shape[1], eps, scaled), 2, axis=1)
     return _live(out, num_tokens, gate / (1 + np.exp(-gate)) * up)
 
 
 def project_residual(
-    residual: Floats, squares: Floats, x: Floats, weight: Floats, split: int, num_tokens: Integers
-) -> tuple[Floats, Floats]:
-    """(residual, squares) afterwards."""
+    residual: Floats,
+    normed: Floats,
+    squares: Floats,
+    x: Floats,
+    weight: Floats,
+    gain: Floats,
+    parts: int,
+    slabs: int,
+    num_tokens: Integers,
+) -> tuple[Floats, Floats, Floats]:
+    """(residual, normed, squares) afterwards."""
     total = _live(residual, num_tokens, residual + x.astype(np.float64) @ weight.T)
-    return total, _live(squares, num_tokens, squares_of(total))
+    return total, _live(normed, num_tokens, total * gain), _live(squares, num_tokens, squares_of(total))
 
 
 def rotate_store(

@@ -1,14 +1,15 @@
 """Projections of a decode or verify step, each one kernel with what stands before and behind it: norm, residual, SwiGLU.
 
 A decode step of a small model is bound by the number of its kernels, that of a large one by the bytes of its weights. So the
-norm is taken into the product: `squares` holds, for each row of the residual stream and each tile of 8 columns, their sum of
-squares (written by whoever last changed the residual), the product runs over residual * gain, and the scale 1 / rms is applied to
-its result, which is the same by linearity (Zhang and Sennrich, 2019, for the norm; Shazeer, 2020, for SwiGLU).
+norm is taken into the product: whoever last changed the residual leaves `normed` = residual * gain, in the type of the weights,
+and `squares`, the sums of squares of each 8 columns; the product runs over `normed`, and the scale 1 / rms is applied to its
+result, which is the same by linearity (Zhang and Sennrich, 2019, for the norm; Shazeer, 2020, for SwiGLU).
 
-Launch, for all of them: blocks of a few warps. `split` warps share the columns of a tile (fixed by the shape alone, never by the
-batch), their sums meet in shared memory, in order. The last warp of a block sums the squares while the others multiply. Weights
-are read once for each 16 rows of activations. Loops whose stride is known at run time alone are while loops: Numba's range would
-divide in 64 bits, a hundred cycles in kernels of four thousand.
+Launch, for all of them: blocks of a few warps, `parts` of them to a tile of 8 * `slabs` outputs (kernels/tile.py), and any grid:
+tiles take turns. How many warps share a tile is fixed by the shape alone, never by the batch: their sums meet in shared memory, in
+order. Weights are read once for each 8 rows of activations, and the first of them are under way before the launch before has ended.
+What is read behind that does not wait for the number of live rows. Loops whose stride is known at run time alone are while loops:
+Numba's range would divide in 64 bits, a hundred cycles in kernels of four thousand.
 """
 
 from __future__ import annotations
@@ -17,55 +18,31 @@ import math
 
 from kernels.exponential import exp
 from kernels.lang import cuda, device_function, f32, i32, kernel, u32
-from kernels.lang_storage import by_dtype, narrow, widen
-from kernels.lang_warp import lane, warp_size, warp_sum
-from kernels.tile import CHUNK, RING, RING_PAIR, TILE, TILE_ROWS, TILE_TOKENS, tile_dot, tile_dot_pair
-
-MAX_SLOTS = 8
-"""Warps of a block that multiply."""
-
-MAX_NORM_SLOTS = 4
-"""The same where a further warp sums the squares: more would take shared memory from other blocks."""
-
-_REGISTERS = 96  # four blocks of five warps on a multiprocessor, and nothing spilled
-
-_PARTIAL = MAX_SLOTS * TILE
-_PARTIAL_PAIR = 2 * MAX_NORM_SLOTS * TILE
-_RING = MAX_SLOTS * RING + 4
-_RING_NORM = MAX_NORM_SLOTS * RING + 4
-_RING_PAIR = MAX_NORM_SLOTS * RING_PAIR + 4
-
-
-def _inverse_rms(x, squares, token, width, eps):
-    total = f32(0.0)
-    for i in range(lane(), squares.shape[1], warp_size()):
-        total += squares[token, i]
-    return f32(1.0) / f32(math.sqrt(warp_sum(total) / f32(width) + eps))
-
-
-def _no_scale(x, squares, token, width, eps):
-    return f32(1.0)
-
-
-inverse_rms = by_dtype(
-    "inverse_rms",
-    0,
-    {"float32": _inverse_rms, "float16": _no_scale, "uint16": _no_scale, "int16": _no_scale},
-    """inverse_rms(x, squares, token, width, eps): 1 / rms of a row of the residual, from its sums of squares; 1 for 16-bit rows,
-    which were normalised before. Called by a whole warp.""",
+from kernels.lang_overlap import let_next_launch_start, wait_for_launches
+from kernels.lang_storage import narrow, widen
+from kernels.lang_warp import lane, primitive, warp_size, warp_sum
+from kernels.tile import (
+    MAX_WARPS,
+    PARTIAL,
+    RING,
+    SIMULATED,
+    TILE,
+    TILE_ROWS,
+    TILE_TOKENS,
+    begin_products,
+    begin_rows,
+    finish_products,
+    octet_lane,
+    octet_size,
+    octet_sum,
 )
 
+if not SIMULATED:
+    import kernels.tile_gpu as tile_gpu
 
-@device_function
-def multiplying_warps():
-    """Warps of this block that multiply: all but the last, which sums the squares; the only one does both."""
-    return min(max(divide(cuda.blockDim.x, warp_size()) - i32(1), i32(1)), i32(MAX_NORM_SLOTS))
+_REGISTERS = 96  # four blocks of five warps on a multiprocessor
 
-
-@device_function
-def all_warps():
-    """Warps of this block, where nobody has to sum squares."""
-    return min(max(divide(cuda.blockDim.x, warp_size()), i32(1)), i32(MAX_SLOTS))
+_MAX_WARPS_ONE, _MAX_WARPS_TWO = MAX_WARPS[1:]
 
 
 @device_function
@@ -81,44 +58,82 @@ def ceil_div(a, b):
 
 
 @device_function
-def share_of_columns(depth, split):
-    """Columns of each of the `split` warps of a tile, a multiple of CHUNK."""
-    return i32(ceil_div(ceil_div(i32(depth), i32(CHUNK)), split) * i32(CHUNK))
+def warp_of_block():
+    """Place of this warp in its block."""
+    return divide(i32(cuda.threadIdx.x), warp_size())
 
 
 @device_function
-def total_of(partial, slot, stride, split, place):
-    """Sum of one element over the `split` slots from `slot` on, in order."""
+def warps_of_block():
+    return max(divide(i32(cuda.blockDim.x), warp_size()), i32(1))
+
+
+@device_function
+def multiplying_warps(spare, slabs):
+    """Warps of this block that may multiply; `spare` of them do something else, but a single warp does everything."""
+    most = i32(_MAX_WARPS_ONE) if slabs == i32(1) else i32(_MAX_WARPS_TWO)
+    return min(max(warps_of_block() - spare, i32(1)), most)
+
+
+@device_function
+def total_of(partial, warp, parts, slabs, slab, place):
+    """Sum of one element of a slab over the parts of a tile, in order; `warp` is the first of them."""
     total = f32(0.0)
-    for part in range(split):
-        total += partial[(slot + i32(part) * stride) * i32(TILE) + place]
+    at = (warp * slabs + slab) * i32(TILE) + place
+    for _part in range(parts):
+        total += partial[at]
+        at += slabs * i32(TILE)
     return total
 
 
+@primitive(lambda *types: None if SIMULATED else tile_gpu.scales_of_rows)
+def scales_of_rows(scale, squares, token, width, eps):
+    """scale[t] = 1 / rms of row token + t of the residual, from its sums of squares. Called by a whole warp.
+
+    Args:
+        scale: float32 shared [TILE_TOKENS].
+        squares: float32 [T, ceil(H / 8)].
+        token: int32, first row, below T.
+        width: int32, H.
+        eps: float32.
+    """
+    for t in range(min(i32(TILE_TOKENS), i32(squares.shape[0]) - token)):
+        total = f32(0.0)
+        for i in range(lane(), squares.shape[1], warp_size()):
+            total += squares[token + t, i]
+        total = warp_sum(total)
+        if lane() == 0:
+            scale[t] = f32(1.0) / f32(math.sqrt(total / f32(width) + eps))
+
+
 @device_function
-def norm_scales(scale, x, squares, token, rows, eps):
-    """scale[t] = 1 / rms of row token + t, by the last warp of the block. scale: float32 shared [TILE_TOKENS]."""
-    last = max(divide(cuda.blockDim.x, warp_size()) - i32(1), i32(0))
-    if divide(cuda.threadIdx.x, warp_size()) == last:
-        for t in range(rows):
-            value = inverse_rms(x, squares, token + t, x.shape[1], eps)
-            if lane() == 0:
-                scale[t] = value
+def norm_scales(scale, squares, token, width, eps, scaled):
+    """`scales_of_rows` by the last warp of the block; 1 for rows that were normalised before."""
+    if warp_of_block() == warps_of_block() - i32(1):
+        if scaled == i32(0):
+            scales_of_rows(scale, squares, token, width, eps)
+        else:
+            for t in range(lane(), TILE_TOKENS, warp_size()):
+                scale[t] = f32(1.0)
 
 
-@kernel(writes=("residual", "squares"))
-def embed_squares(residual, squares, table, input_ids, num_tokens):
-    """residual[t] = table[input_ids[t]], zeros for an id outside [0, V); squares[t, j] = sum of squares of columns 8 j .. 8 j + 7.
+@kernel(writes=("residual", "normed", "squares"), overlap=True)
+def embed_squares(residual, normed, squares, table, gain, input_ids, num_tokens):
+    """residual[t] = table[input_ids[t]], zeros for an id outside [0, V); and what the norm behind it reads.
 
     Args:
         residual: float32 [T, H].
-        squares: float32 [T, ceil(H / 8)].
+        normed: [T, H], any storage type: residual * gain.
+        squares: float32 [T, ceil(H / 8)]: sums of squares of columns 8 j .. 8 j + 7.
         table: [V, H], any storage type.
+        gain: float32 [H], of the norm behind.
         input_ids: int32 [T].
         num_tokens: int32 [1], live rows.
 
     Launch: a block a token, a thread a tile of 8 columns. No barrier; safe under capture. Oracle: oracle_fused.embed_squares.
     """
+    wait_for_launches()
+    let_next_launch_start()
     vocabulary, width = table.shape
     for row in range(cuda.blockIdx.x, num_tokens[0], cuda.gridDim.x):
         token = input_ids[row]
@@ -130,163 +145,212 @@ def embed_squares(residual, squares, table, input_ids, num_tokens):
                 if known:
                     value = widen(table[token, i])
                 residual[row, i] = value
+                normed[row, i] = narrow(value * gain[i], normed)
                 total += value * value
             squares[row, tile] = total
 
 
-@kernel(writes=("out",), max_registers=_REGISTERS)
-def norm_project(out, x, gain, squares, weight, eps, split, num_tokens):
-    """out[t] = RMSNorm(x[t]) @ weight.T for the live tokens; a 16-bit x is normalised already, and this is the product alone.
+@kernel(writes=("out",), max_registers=_REGISTERS, overlap=True, early=("weight",))
+def norm_project(out, x, squares, weight, eps, scaled, parts, slabs, num_tokens):
+    """out[t] = x[t] @ weight.T / rms[t] for the live tokens, with rms from the sums of squares; scaled 1: not divided by it.
 
     Args:
         out: [T, N], any storage type.
-        x: float32 [T, K], the residual; or [T, K] of the weights' 16-bit type.
-        gain: float32 [K].
-        squares: float32 [T, ceil(K / 8)].
+        x: [T, K], of the weights' type: residual * gain, or with scaled = 1 the norm itself.
+        squares: float32 [T, ceil(K / 8)], of the residual.
         weight: [N, K], any storage type; 16-bit on a GPU: K a multiple of 8.
         eps: float32.
-        split: int32, warps that share a tile.
+        scaled: int32, 0 or 1.
+        parts: int32, warps that share a tile.
+        slabs: int32, 1 or 2: a tile is 8 or 16 outputs.
         num_tokens: int32 [1], live rows.
 
-    Launch: (split * tiles a block + 1) warps, any grid. A block owns its tiles of `out`. Barriers are reached by all its threads.
-    Safe under capture. Oracle: oracle_fused.norm_project.
+    Launch: (parts * tiles a block + 1) warps, of which the last sums the squares. A block owns its tiles of `out`. Barriers are
+    reached by all its threads. Safe under capture. Oracle: oracle_fused.norm_project.
     """
-    ring = cuda.shared.array(_RING_NORM, f32)
-    partial = cuda.shared.array(_PARTIAL, f32)
+    ring = cuda.shared.array(RING, f32)
+    partial = cuda.shared.array(PARTIAL, f32)
     scale = cuda.shared.array(TILE_TOKENS, f32)
-    outputs, depth = i32(weight.shape[0]), i32(weight.shape[1])
-    warp, warps = divide(cuda.threadIdx.x, warp_size()), multiplying_warps()
-    split = min(split, warps)
-    per_block = divide(warps, split)
-    tiles, share = ceil_div(outputs, i32(TILE_ROWS)), share_of_columns(depth, split)
-    group = divide(warp, split)
-    begin = i32((warp - group * split) * share)
-    first = i32(cuda.blockIdx.x * per_block)
-    while first < tiles:
-        tile = first + group
-        for token in range(0, num_tokens[0], TILE_TOKENS):
-            rows = min(num_tokens[0] - i32(token), i32(TILE_TOKENS))
-            if warp < per_block * split and tile < tiles:
-                end = min(begin + share, depth)
-                tile_dot(ring, partial, warp, x, gain, i32(token), rows, weight, tile * i32(TILE_ROWS), begin, end)
-            norm_scales(scale, x, squares, i32(token), rows, eps)
+    outputs, width, height = i32(weight.shape[0]), i32(weight.shape[1]), slabs * i32(TILE_ROWS)
+    warp, warps = warp_of_block(), multiplying_warps(i32(1), slabs)
+    parts = min(parts, warps)
+    group, tiles = divide(warp, parts), divide(warps, parts)
+    multiplies, part = group < tiles, warp - group * parts
+    base, step = i32(cuda.blockIdx.x) * tiles * height, i32(cuda.gridDim.x) * tiles * height
+    row = base + group * height
+    if multiplies and row < outputs:
+        begin_products(ring, weight, row, row + i32(TILE_ROWS), part, parts, warp, slabs)
+    wait_for_launches()
+    let_next_launch_start()
+    if multiplies and row < outputs:
+        begin_rows(ring, x, i32(0), part, parts, warp, slabs)
+    norm_scales(scale, squares, i32(0), width, eps, scaled)
+    live = i32(num_tokens[0])
+    while base < outputs:
+        token = i32(0)
+        while token < live:
+            after = token + i32(TILE_TOKENS) if token + i32(TILE_TOKENS) < live else i32(0)
+            if multiplies and row < outputs:
+                finish_products(ring, partial, x, token, weight, row, row + i32(TILE_ROWS), part, parts, warp, slabs)
+                next_row = row if after > i32(0) else row + step
+                if next_row < outputs:
+                    begin_products(ring, weight, next_row, next_row + i32(TILE_ROWS), part, parts, warp, slabs)
+                    begin_rows(ring, x, after, part, parts, warp, slabs)
             cuda.syncthreads()
-            item = i32(cuda.threadIdx.x)
-            while item < per_block * rows * TILE_ROWS:
-                which = divide(item, rows * i32(TILE_ROWS))
-                place = item - which * rows * i32(TILE_ROWS)
-                t = divide(place, i32(TILE_ROWS))
-                output = (first + which - t) * i32(TILE_ROWS) + place
-                if output < outputs:
-                    total = total_of(partial, which * split, i32(1), split, place)
-                    out[token + t, output] = narrow(total * scale[t], out)
-                item += i32(cuda.blockDim.x)
+            item = divide(part * warp_size() + lane(), octet_size())
+            while multiplies and item < min(live - token, i32(TILE_TOKENS)) * slabs:
+                t, slab = item >> (slabs - i32(1)), item & (slabs - i32(1))
+                n = octet_lane()
+                while n < i32(TILE_ROWS):
+                    output = row + slab * i32(TILE_ROWS) + n
+                    if output < outputs:
+                        total = total_of(partial, warp - part, parts, slabs, slab, t * i32(TILE_ROWS) + n)
+                        out[token + t, output] = narrow(total * scale[t], out)
+                    n += octet_size()
+                item += divide(parts * warp_size(), octet_size())
             cuda.syncthreads()
-        first += i32(cuda.gridDim.x * per_block)
+            if after != token:
+                norm_scales(scale, squares, after, width, eps, scaled)
+            token += i32(TILE_TOKENS)
+        base += step
+        row += step
 
 
-@kernel(writes=("out",), max_registers=_REGISTERS)
-def norm_gate_up(out, x, gain, squares, weight, eps, split, num_tokens):
-    """out[t] = silu(gate) * up, with (gate, up) = RMSNorm(x[t]) @ weight.T, for the live tokens.
+@kernel(writes=("out",), max_registers=_REGISTERS, overlap=True, early=("weight",))
+def norm_gate_up(out, x, squares, weight, eps, scaled, parts, num_tokens):
+    """out[t] = silu(gate) * up, with (gate, up) = x[t] @ weight.T / rms[t], for the live tokens.
 
     Args:
         out: [T, I], any storage type.
-        x, gain, squares, eps, split, num_tokens: as in `norm_project`.
+        x, squares, eps, scaled, parts, num_tokens: as in `norm_project`.
         weight: [2 I, K], gate first.
 
-    Launch and ownership as in `norm_project`; a warp takes a gate tile and its up tile. Oracle: oracle_fused.norm_gate_up.
+    Launch and ownership as in `norm_project`; a tile is 8 outputs, a slab of gate rows and one of up rows.
+    Oracle: oracle_fused.norm_gate_up.
     """
-    ring = cuda.shared.array(_RING_PAIR, f32)
-    partial = cuda.shared.array(_PARTIAL_PAIR, f32)
+    ring = cuda.shared.array(RING, f32)
+    partial = cuda.shared.array(PARTIAL, f32)
     scale = cuda.shared.array(TILE_TOKENS, f32)
-    outputs, depth = i32(weight.shape[0]) // i32(2), i32(weight.shape[1])
-    warp, warps = divide(cuda.threadIdx.x, warp_size()), multiplying_warps()
-    split = min(split, warps)
-    per_block = divide(warps, split)
-    tiles, share = ceil_div(outputs, i32(TILE_ROWS)), share_of_columns(depth, split)
-    group = divide(warp, split)
-    begin = i32((warp - group * split) * share)
-    first = i32(cuda.blockIdx.x * per_block)
-    while first < tiles:
-        tile = first + group
-        for token in range(0, num_tokens[0], TILE_TOKENS):
-            rows = min(num_tokens[0] - i32(token), i32(TILE_TOKENS))
-            if warp < per_block * split and tile < tiles:
-                end, row = min(begin + share, depth), tile * i32(TILE_ROWS)
-                tile_dot_pair(ring, partial, warp * i32(2), x, gain, i32(token), rows, weight, row, outputs + row, begin, end)
-            norm_scales(scale, x, squares, i32(token), rows, eps)
+    outputs, width, slabs = i32(weight.shape[0]) // i32(2), i32(weight.shape[1]), i32(2)
+    warp, warps = warp_of_block(), multiplying_warps(i32(1), slabs)
+    parts = min(parts, warps)
+    group, tiles = divide(warp, parts), divide(warps, parts)
+    multiplies, part = group < tiles, warp - group * parts
+    base, step = i32(cuda.blockIdx.x) * tiles * i32(TILE_ROWS), i32(cuda.gridDim.x) * tiles * i32(TILE_ROWS)
+    row = base + group * i32(TILE_ROWS)
+    if multiplies and row < outputs:
+        begin_products(ring, weight, row, outputs + row, part, parts, warp, slabs)
+    wait_for_launches()
+    let_next_launch_start()
+    if multiplies and row < outputs:
+        begin_rows(ring, x, i32(0), part, parts, warp, slabs)
+    norm_scales(scale, squares, i32(0), width, eps, scaled)
+    live = i32(num_tokens[0])
+    while base < outputs:
+        token = i32(0)
+        while token < live:
+            after = token + i32(TILE_TOKENS) if token + i32(TILE_TOKENS) < live else i32(0)
+            if multiplies and row < outputs:
+                finish_products(ring, partial, x, token, weight, row, outputs + row, part, parts, warp, slabs)
+                next_row = row if after > i32(0) else row + step
+                if next_row < outputs:
+                    begin_products(ring, weight, next_row, outputs + next_row, part, parts, warp, slabs)
+                    begin_rows(ring, x, after, part, parts, warp, slabs)
             cuda.syncthreads()
-            item = i32(cuda.threadIdx.x)
-            while item < per_block * rows * TILE_ROWS:
-                which = divide(item, rows * i32(TILE_ROWS))
-                place = item - which * rows * i32(TILE_ROWS)
-                t = divide(place, i32(TILE_ROWS))
-                output = (first + which - t) * i32(TILE_ROWS) + place
-                if output < outputs:
-                    slot = which * split * i32(2)
-                    gate = total_of(partial, slot, i32(2), split, place) * scale[t]
-                    up = total_of(partial, slot + i32(1), i32(2), split, place) * scale[t]
-                    out[token + t, output] = narrow(gate / (f32(1.0) + exp(-gate)) * up, out)
-                item += i32(cuda.blockDim.x)
+            t = divide(part * warp_size() + lane(), octet_size())
+            while multiplies and t < min(live - token, i32(TILE_TOKENS)):
+                n = octet_lane()
+                while n < i32(TILE_ROWS):
+                    if row + n < outputs:
+                        place = t * i32(TILE_ROWS) + n
+                        gate = total_of(partial, warp - part, parts, slabs, i32(0), place) * scale[t]
+                        up = total_of(partial, warp - part, parts, slabs, i32(1), place) * scale[t]
+                        out[token + t, row + n] = narrow(gate / (f32(1.0) + exp(-gate)) * up, out)
+                    n += octet_size()
+                t += divide(parts * warp_size(), octet_size())
             cuda.syncthreads()
-        first += i32(cuda.gridDim.x * per_block)
+            if after != token:
+                norm_scales(scale, squares, after, width, eps, scaled)
+            token += i32(TILE_TOKENS)
+        base += step
+        row += step
 
 
-@kernel(writes=("residual", "squares"), max_registers=_REGISTERS)
-def project_residual(residual, squares, x, weight, split, num_tokens):
-    """residual[t] += x[t] @ weight.T; squares[t, j] = sum of squares of the new columns 8 j .. 8 j + 7, for the live tokens.
+@kernel(writes=("residual", "normed", "squares"), max_registers=_REGISTERS, overlap=True, early=("weight", "gain"))
+def project_residual(residual, normed, squares, x, weight, gain, parts, slabs, num_tokens):
+    """residual[t] += x[t] @ weight.T for the live tokens; normed = residual * gain, and squares, of the new residual.
 
     Args:
         residual: float32 [T, N], updated in place.
-        squares: float32 [T, ceil(N / 8)].
+        normed: [T, N], any storage type.
+        squares: float32 [T, ceil(N / 8)]: sums of squares of columns 8 j .. 8 j + 7.
         x: [T, K], of the weights' type.
         weight: [N, K], any storage type; 16-bit on a GPU: K a multiple of 8.
-        split: int32, warps that share a tile.
-        num_tokens: int32 [1], live rows.
+        gain: float32 [N], of the norm behind.
+        parts, slabs, num_tokens: as in `norm_project`.
 
-    Launch: split * (tiles a block) warps, any grid. A block owns its tiles of `residual` and `squares`. Barriers are reached by all
-    its threads. Safe under capture, and not idempotent. Oracle: oracle_fused.project_residual.
+    Launch: parts * tiles a block warps. A block owns its tiles of what it writes. Barriers are reached by all its threads. Safe
+    under capture, and not idempotent. Oracle: oracle_fused.project_residual.
     """
-    ring = cuda.shared.array(_RING, f32)
-    partial = cuda.shared.array(_PARTIAL, f32)
-    outputs, depth = i32(weight.shape[0]), i32(weight.shape[1])
-    warp, warps = divide(cuda.threadIdx.x, warp_size()), all_warps()
-    split = min(split, warps)
-    per_block = divide(warps, split)
-    tiles, share = ceil_div(outputs, i32(TILE_ROWS)), share_of_columns(depth, split)
-    group = divide(warp, split)
-    begin = i32((warp - group * split) * share)
-    first = i32(cuda.blockIdx.x * per_block)
-    while first < tiles:
-        tile = first + group
-        for token in range(0, num_tokens[0], TILE_TOKENS):
-            rows = min(num_tokens[0] - i32(token), i32(TILE_TOKENS))
-            if warp < per_block * split and tile < tiles:
-                end = min(begin + share, depth)
-                tile_dot(ring, partial, warp, x, None, i32(token), rows, weight, tile * i32(TILE_ROWS), begin, end)
+    ring = cuda.shared.array(RING, f32)
+    partial = cuda.shared.array(PARTIAL, f32)
+    outputs, height = i32(weight.shape[0]), slabs * i32(TILE_ROWS)
+    warp, warps = warp_of_block(), multiplying_warps(i32(0), slabs)
+    parts = min(parts, warps)
+    group, tiles = divide(warp, parts), divide(warps, parts)
+    multiplies, part = group < tiles, warp - group * parts
+    base, step = i32(cuda.blockIdx.x) * tiles * height, i32(cuda.gridDim.x) * tiles * height
+    row = base + group * height
+    octet = divide(part * warp_size() + lane(), octet_size())
+    own_t, own_output = octet >> (slabs - i32(1)), row + (octet & (slabs - i32(1))) * i32(TILE_ROWS) + octet_lane()
+    if multiplies and row < outputs:
+        begin_products(ring, weight, row, row + i32(TILE_ROWS), part, parts, warp, slabs)
+    factor = f32(0.0)
+    if multiplies and own_output < outputs:
+        factor = gain[own_output]
+    wait_for_launches()
+    let_next_launch_start()
+    if multiplies and row < outputs:
+        begin_rows(ring, x, i32(0), part, parts, warp, slabs)
+    before = f32(0.0)  # asked for now, so that nobody waits for it behind the product
+    if multiplies and own_output < outputs and own_t < i32(residual.shape[0]):
+        before = residual[own_t, own_output]
+    live = i32(num_tokens[0])
+    while base < outputs:
+        token = i32(0)
+        while token < live:
+            after = token + i32(TILE_TOKENS) if token + i32(TILE_TOKENS) < live else i32(0)
+            if multiplies and row < outputs:
+                finish_products(ring, partial, x, token, weight, row, row + i32(TILE_ROWS), part, parts, warp, slabs)
+                next_row = row if after > i32(0) else row + step
+                if next_row < outputs:
+                    begin_products(ring, weight, next_row, next_row + i32(TILE_ROWS), part, parts, warp, slabs)
+                    begin_rows(ring, x, after, part, parts, warp, slabs)
             cuda.syncthreads()
-            item = i32(cuda.threadIdx.x)
-            while item < per_block * rows * TILE_ROWS:
-                which = divide(item, rows * i32(TILE_ROWS))
-                place = item - which * rows * i32(TILE_ROWS)
-                t = divide(place, i32(TILE_ROWS))
-                output = (first + which - t) * i32(TILE_ROWS) + place
-                value = f32(0.0)
-                if output < outputs:
-                    value = residual[token + t, output] + total_of(partial, which * split, i32(1), split, place)
-                    residual[token + t, output] = value
-                partial[which * split * i32(TILE) + place] = value * value
-                item += i32(cuda.blockDim.x)
+            rows, item = min(live - token, i32(TILE_TOKENS)), octet
+            while multiplies and item - (item & i32(3)) < rows * slabs:  # whole warps: octet_sum wants all lanes
+                t, slab = item >> (slabs - i32(1)), item & (slabs - i32(1))
+                total, n = f32(0.0), octet_lane()
+                while n < i32(TILE_ROWS):
+                    output = row + slab * i32(TILE_ROWS) + n
+                    if t < rows and output < outputs:
+                        own = item == octet and n == octet_lane()
+                        value = before if own else residual[token + t, output]
+                        value += total_of(partial, warp - part, parts, slabs, slab, t * i32(TILE_ROWS) + n)
+                        residual[token + t, output] = value
+                        normed[token + t, output] = narrow(value * (factor if own else gain[output]), normed)
+                        total += value * value
+                    n += octet_size()
+                total = octet_sum(total)
+                first = row + slab * i32(TILE_ROWS)
+                if octet_lane() == 0 and t < rows and first < outputs:
+                    squares[token + t, divide(first, i32(TILE_ROWS))] = total
+                item += divide(parts * warp_size(), octet_size())
             cuda.syncthreads()
-            item = i32(cuda.threadIdx.x)
-            while item < per_block * rows:
-                which = divide(item, rows)
-                t = item - which * rows
-                if first + which < tiles:
-                    total = f32(0.0)
-                    for n in range(TILE_ROWS):
-                        total += partial[which * split * i32(TILE) + t * i32(TILE_ROWS) + i32(n)]
-                    squares[token + t, first + which] = total
-                item += i32(cuda.blockDim.x)
-            cuda.syncthreads()
-        first += i32(cuda.gridDim.x * per_block)
+            token += i32(TILE_TOKENS)
+            next_output = own_output if after > i32(0) else own_output + step
+            if multiplies and next_output < outputs and after + own_t < i32(residual.shape[0]):
+                before, factor = residual[after + own_t, next_output], gain[next_output]
+        base += step
+        row += step
+        own_output += step

@@ -6,6 +6,7 @@ import math
 
 from kernels.block_reduce import block_total
 from kernels.lang import MAX_THREADS, cuda, device_function, f32, kernel, u32
+from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_storage import narrow, widen
 
 COLUMNS_A_THREAD = 4
@@ -58,7 +59,7 @@ def normalize_columns(out, row, width, a, b, c, d, weight, eps, scratch):
         out[row, m] = narrow(d * scale * wd, out)
 
 
-@kernel(writes=("out",), max_registers=_REGISTERS)
+@kernel(writes=("out",), max_registers=_REGISTERS, overlap=True)
 def rms_norm(out, x, weight, eps, num_tokens):
     """out[t] = x[t] / sqrt(mean(x[t]**2) + eps) * weight for the live tokens.
 
@@ -75,14 +76,18 @@ def rms_norm(out, x, weight, eps, num_tokens):
     Oracle: oracle_forward.rms_norm.
     """
     scratch = cuda.shared.array(MAX_THREADS, f32)
+    wait_for_launches()
+    let_next_launch_start()
     width = x.shape[1]
     if width <= COLUMNS_A_THREAD * cuda.blockDim.x:
         columns = u32(width)
         i, j, k, m = own_columns()
         row, live = u32(cuda.blockIdx.x), u32(num_tokens[0])
-        while row < live:
+        while row < u32(x.shape[0]):  # nothing that is read waits for the number of live rows
             a, b = column_or_zero(x, row, i, columns), column_or_zero(x, row, j, columns)
             c, d = column_or_zero(x, row, k, columns), column_or_zero(x, row, m, columns)
+            if row >= live:
+                return
             normalize_columns(out, row, columns, a, b, c, d, weight, eps, scratch)
             row = u32(row + u32(cuda.gridDim.x))
         return
@@ -96,7 +101,7 @@ def rms_norm(out, x, weight, eps, num_tokens):
             out[row, i] = narrow(widen(x[row, i]) * scale * weight[i], out)
 
 
-@kernel(writes=("out", "residual"), max_registers=_REGISTERS)
+@kernel(writes=("out", "residual"), max_registers=_REGISTERS, overlap=True)
 def add_rms_norm(out, residual, x, weight, eps, num_tokens):
     """residual[t] += x[t]; out[t] = RMSNorm(residual[t]) * weight for the live tokens.
 
@@ -112,16 +117,20 @@ def add_rms_norm(out, residual, x, weight, eps, num_tokens):
     Replaying it is not idempotent: the residual grows each time. Oracle: oracle_forward.add_rms_norm.
     """
     scratch = cuda.shared.array(MAX_THREADS, f32)
+    wait_for_launches()
+    let_next_launch_start()
     width = x.shape[1]
     if width <= COLUMNS_A_THREAD * cuda.blockDim.x:
         columns = u32(width)
         i, j, k, m = own_columns()
         row, live = u32(cuda.blockIdx.x), u32(num_tokens[0])
-        while row < live:
+        while row < u32(x.shape[0]):
             a, b = column_or_zero(residual, row, i, columns), column_or_zero(residual, row, j, columns)
             c, d = column_or_zero(residual, row, k, columns), column_or_zero(residual, row, m, columns)
             e, f = column_or_zero(x, row, i, columns), column_or_zero(x, row, j, columns)
             g, h = column_or_zero(x, row, k, columns), column_or_zero(x, row, m, columns)
+            if row >= live:
+                return
             a, b, c, d = a + e, b + f, c + g, d + h
             if i < columns:
                 residual[row, i] = a

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from kernels.exponential import exp
 from kernels.lang import cuda, f32, kernel
+from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_storage import narrow, widen
 
 
-@kernel(writes=("out",))
+@kernel(writes=("out",), overlap=True)
 def swiglu(out, gate_up, num_tokens):
     """out[t, i] = silu(gate_up[t, i]) * gate_up[t, I + i] for the live tokens, silu(g) = g / (1 + exp(-g)).
 
@@ -19,6 +20,8 @@ def swiglu(out, gate_up, num_tokens):
     Launch: grid (tokens, n) for any n, threads over the columns; a wide layer wants several blocks a row. An element belongs to
     one thread. No barrier; safe under capture. Oracle: oracle_forward.swiglu.
     """
+    wait_for_launches()
+    let_next_launch_start()
     width = out.shape[1]
     first = cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
     stride = cuda.gridDim.y * cuda.blockDim.x

@@ -1,8 +1,11 @@
-"""The product that fused projections are made of: a warp multiplies eight rows of weights with up to sixteen of activations.
+"""The product that fused projections are made of: a warp multiplies one or two slabs of eight weight rows with eight rows of
+activations.
 
-On a GPU with 16-bit weights a lane loads 16 bytes, eight elements of one weight row, and hands them to the tensor cores as they
-lie (kernels/tile_gpu.py). Tensor cores cost the same for 1 row as for 16, and what row t yields depends on row t alone: the sum
-of a row has one order whatever the batch.
+The warps that share a tile take turns along its columns, a chunk each, so that together they read weight rows in long runs; what
+they summed meets in shared memory, part by part. On a GPU with 16-bit weights a warp copies its chunks into a ring of its own, a
+line of memory for each row, and hands them to the tensor cores as they lie (kernels/tile_gpu.py). The first chunks of weights are
+asked for by `begin_products`, which touches nothing else: it may run while the kernel before is still at work. Tensor cores cost
+the same for 1 row as for 8, and what row t yields depends on row t alone: the sum of a row has one order whatever the batch.
 """
 
 from __future__ import annotations
@@ -11,86 +14,139 @@ from collections.abc import Callable
 from typing import Any
 
 from kernels.lang import SIMULATED, f32, i32
-from kernels.lang_storage import by_dtype, narrow, widen
+from kernels.lang_storage import widen
 from kernels.lang_warp import lane, primitive, warp_size, warp_sum
 
 if not SIMULATED:
     import kernels.tile_gpu as tile_gpu
 
 TILE_ROWS = 8
-"""Weight rows (outputs) of a tile."""
+"""Weight rows (outputs) of a slab."""
 
-TILE_TOKENS = 16
-"""Rows of activations of a tile."""
+TILE_TOKENS = 8
+"""Rows of activations that are multiplied at once."""
 
 TILE = TILE_ROWS * TILE_TOKENS
-"""Floats of shared memory that a tile's sums take: [TILE_TOKENS, TILE_ROWS]."""
+"""Floats of shared memory that a part of a slab takes: [TILE_TOKENS, TILE_ROWS]."""
 
-RING = 1024
-"""Floats of shared memory that a warp's weights under way take: eight chunks, 16 bytes a lane and chunk."""
+CHUNK = 64
+"""Columns that a warp takes at a time: a line of memory, of 16-bit elements."""
 
-RING_PAIR = 2 * RING
+MAX_WARPS = (0, 11, 5)
+"""Warps of a block that multiply at most, by slabs: what their rings leave room for."""
 
-CHUNK = 32
-"""Columns that a warp takes at a time: ranges of columns begin at multiples of it."""
+RING = 5 * 3 * 3 * 256 + 4
+"""Floats of shared memory that chunks under way take: 5 warps, 3 stages, 2 slabs and the activations, 1024 bytes each (with one
+slab 11 warps and 2 stages), and room to begin at 16 bytes."""
 
-
-def _times_gain(x, gain, column, weight):
-    return widen(narrow(x * gain[column], weight))
-
-
-def _as_stored(x, gain, column, weight):
-    return widen(x)
+PARTIAL = 11 * TILE
 
 
-operand = by_dtype(
-    "operand",
-    0,
-    {"float32": _times_gain, "float16": _as_stored, "uint16": _as_stored, "int16": _as_stored},
-    """operand(x, gain, column, weight): a float32 `x` is of the residual: times the norm's gain, rounded as an element of `weight`;
-    a 16-bit `x` is an activation, and is only widened.""",
-)
+def _gpu_begin(ring: Any, weight: Any, *rest: Any) -> Callable[..., Any] | None:
+    return tile_gpu.BEGIN.get(str(weight.dtype))
 
 
-def _gpu_form(forms: str) -> Callable[..., Callable[..., Any] | None]:
-    def choose(ring: Any, partial: Any, slot: Any, x: Any, gain: Any, token: Any, rows: Any, weight: Any, *rest: Any) -> Any:
-        return getattr(tile_gpu, forms).get((str(x.dtype), str(weight.dtype)))
-
-    return choose
+def _gpu_rows(ring: Any, x: Any, *rest: Any) -> Callable[..., Any] | None:
+    return tile_gpu.ROWS.get(str(x.dtype))
 
 
-@primitive(_gpu_form("SINGLE"))
-def tile_dot(ring, partial, slot, x, gain, token, rows, weight, row, begin, end):
-    """partial[slot, t, n] = sum over columns begin..end of x[token + t] * weight[row + n], for t < rows, n < TILE_ROWS.
+def _gpu_finish(ring: Any, partial: Any, x: Any, token: Any, weight: Any, *rest: Any) -> Callable[..., Any] | None:
+    return tile_gpu.FINISH.get((str(x.dtype), str(weight.dtype)))
 
-    Called by a whole warp; its lanes share the columns. The caller waits at a barrier before it reads `partial`.
+
+@primitive(_gpu_begin)
+def begin_products(ring, weight, row, other, part, parts, warp, slabs):
+    """Ask for the first weights of this warp: `begin_rows` and `finish_products` follow with the same arguments.
 
     Args:
-        ring: float32 shared [RING a warp of the block, and 4]: weights under way; RING_PAIR for `tile_dot_pair`.
-        partial: float32 shared, flat: [slots, TILE_TOKENS, TILE_ROWS].
-        slot: int32.
-        x: [T, K], float32 residual (see `operand`) or 16-bit activations of the weights' type.
-        gain: float32 [K], of the norm that precedes the product (ignored where x is 16-bit), or None: x as it is.
-        token, rows: int32, first row of x, and how many of them: 1..TILE_TOKENS.
+        ring: float32 shared [RING].
         weight: [N, K], 16-bit or float32. A GPU's 16-bit form needs K % 8 == 0 and rows that begin at 16 bytes.
-        row: int32, first row of the tile; rows from N on yield what the last row yields, or nothing.
-        begin, end: int32, begin a multiple of CHUNK.
+        row, other: int32, first weight rows of the slabs; rows from N on yield what the last row yields, or nothing.
+        part, parts: int32, this warp among those that share the columns of the tile.
+        warp: int32, its place in the block, below MAX_WARPS[slabs].
+        slabs: int32, 1 (`other` is ignored) or 2.
     """
-    for t in range(rows):
-        for n in range(min(TILE_ROWS, weight.shape[0] - row)):
-            total = f32(0.0)
-            for k in range(begin + lane(), end, warp_size()):
-                if gain is None:
-                    total += widen(x[token + t, k]) * widen(weight[row + n, k])
-                else:
-                    total += operand(x[token + t, k], gain, k, weight) * widen(weight[row + n, k])
-            total = warp_sum(total)
-            if lane() == 0:
-                partial[slot * i32(TILE) + t * i32(TILE_ROWS) + n] = total
 
 
-@primitive(_gpu_form("DOUBLE"))
-def tile_dot_pair(ring, partial, slot, x, gain, token, rows, weight, row, other, begin, end):
-    """`tile_dot` of the tiles at `row` and at `other`, into slots `slot` and `slot + 1`; x is fetched once for both."""
-    tile_dot(ring, partial, slot, x, gain, token, rows, weight, row, begin, end)
-    tile_dot(ring, partial, slot + i32(1), x, gain, token, rows, weight, other, begin, end)
+@primitive(_gpu_rows)
+def begin_rows(ring, x, token, part, parts, warp, slabs):
+    """Ask for the activations that belong to them; arguments as in `finish_products`."""
+
+
+@primitive(_gpu_finish)
+def finish_products(ring, partial, x, token, weight, row, other, part, parts, warp, slabs):
+    """partial[warp, slab, t, n] = sum over this part's columns of x[token + t] * weight[row + n] (or other + n), for the rows of x
+    from `token` on, TILE_TOKENS at most.
+
+    Called by a whole warp; its lanes share the columns. The caller waits at a barrier before it reads `partial`. Pads of x are
+    multiplied as well, and do no harm to others: so nobody has to know how many rows live.
+
+    Args:
+        partial: float32 shared, flat: [warps, slabs, TILE_TOKENS, TILE_ROWS].
+        x: [T, K], of the weights' type.
+        token: int32, first row of x, below T.
+        others: as in `begin_products`.
+    """
+    depth = i32(weight.shape[1])
+    for slab in range(slabs):
+        first = other if slab > 0 else row
+        for t in range(min(i32(TILE_TOKENS), i32(x.shape[0]) - token)):
+            for n in range(min(i32(TILE_ROWS), i32(weight.shape[0]) - first)):
+                total = f32(0.0)
+                begin = part * i32(CHUNK)
+                while begin < depth:
+                    for k in range(begin + lane(), min(begin + i32(CHUNK), depth), warp_size()):
+                        total += widen(x[token + t, k]) * widen(weight[first + n, k])
+                    begin += parts * i32(CHUNK)
+                total = warp_sum(total)
+                if lane() == 0:
+                    partial[((warp * slabs + i32(slab)) * i32(TILE_TOKENS) + i32(t)) * i32(TILE_ROWS) + i32(n)] = total
+
+
+def _gpu_octet_lane():
+    return tile_gpu.octet_lane()
+
+
+def _gpu_octet_size():
+    return i32(8)
+
+
+def _gpu_octet_sum(value):
+    return tile_gpu.octet_sum(value)
+
+
+def _gpu_octet_best(value, column):
+    return tile_gpu.octet_best(value, column)
+
+
+def _gpu_warp_barrier():
+    tile_gpu.warp_barrier()
+
+
+@primitive(lambda: _gpu_octet_lane)
+def octet_lane():
+    """Place of this thread among the eight neighbours that share a row of eight sums; a CPU's thread is alone."""
+    return i32(0)
+
+
+@primitive(lambda: _gpu_octet_size)
+def octet_size():
+    """Threads that share a row of eight sums: 8 on a GPU, else 1."""
+    return i32(1)
+
+
+@primitive(lambda value: _gpu_octet_sum)
+def octet_sum(value):
+    """Sum over the octet, returned to each of its threads; the whole warp must call it."""
+    return value
+
+
+@primitive(lambda value, column: _gpu_octet_best)
+def octet_best(value, column):
+    """(largest value of the octet, lowest column that holds it), returned to each of its threads; the whole warp must call it."""
+    return value, column
+
+
+@primitive(lambda: _gpu_warp_barrier)
+def warp_barrier():
+    """The lanes of a warp wait for each other, and then see what the others stored in shared memory."""

@@ -1,43 +1,38 @@
-"""The GPU's forms of the tile products (kernels/tile.py): 16-byte loads straight into the operands of the tensor cores.
+"""The GPU's forms of the tile products (kernels/tile.py): lines of memory through a ring into the operands of the tensor cores.
 
-Lane 4 g + q of a warp holds columns 8 q .. 8 q + 7 of each chunk of 32, of weight row g and of activation rows g and g + 8: one
-copy each, two products. Which columns the hardware takes for its k = 0..15 does not matter as long as both operands agree.
-A lane whose row does not exist takes the last that does; its sums are never read.
+A chunk of a slab is 8 rows of 128 bytes: eight lanes copy a row, 16 bytes each. Lane 4 g + q then reads columns 8 q .. 8 q + 7 of
+both halves of row g, of each slab and of the activations: four products. Which columns the hardware takes for its k = 0..15 does
+not matter as long as both operands agree. The halves of odd rows are swapped in the ring, or the lanes of a read would meet in its
+banks. A lane whose weight row does not exist takes the last that does; its sums are never read.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from kernels.lang import cuda, device_function, f32, i32, i64, u32
 from kernels.lang_mma import (
     commit_copies,
-    copy16,
+    copy16_ahead,
     floats_of,
     load16,
     mma_bfloat16,
     mma_float16,
-    pair_bfloat16,
-    pair_float16,
     read16,
     ring_address,
     wait_copies,
-    wait_older_copies,
+    wait_first_copies,
+    wait_second_copies,
 )
 from kernels.lang_warp import lane
 
 _ROWS = 8
-_CHUNK = 32
-_GROUP = 2
-"""Chunks that are fetched together."""
-
-_GROUPS = 4
-"""Groups that are under way or in use (lang_mma.wait_older_copies counts on it)."""
-
-_AHEAD = _GROUP * _CHUNK
-_GROUP_BYTES = _GROUP * 32 * 16
-"""A group of one tile: 16 bytes for each lane and chunk."""
+_TOKENS = 8
+_CHUNK = 64
+_SLAB_BYTES = 1024
+_ALL_LANES = 0xFFFFFFFF
 
 
 @device_function
@@ -58,163 +53,222 @@ def add_sums(a, b):
 
 
 @device_function
-def ring_slots(ring, chunks):
-    """This lane's first slot: a warp has _GROUPS groups of `chunks` chunks, a chunk 16 bytes for each lane. Slots are a lane's own,
-    so that nobody waits for anybody."""
-    warp = u32(cuda.threadIdx.x) >> u32(5)
-    return ring_address(ring) + u32(warp * u32(_GROUPS * chunks * 512)) + u32(u32(lane()) * u32(16))
+def warp_barrier():
+    cuda.syncwarp()
 
 
 @device_function
-def fetch_group(address, weight, offset, k, last):
-    """Begin to copy a group's chunks from column k on; zeros for columns that the range does not have."""
-    for i in range(_GROUP):
-        at = i32(k + i32(i * _CHUNK))
-        size = u32(0)
-        if at <= last:
-            size = u32(16)
-        copy16(u32(address + u32(i * 512)), weight, offset + i64(min(at, last)), size)
+def octet_lane():
+    return i32(u32(cuda.threadIdx.x) & u32(7))
 
 
 @device_function
-def keep_sums(partial, slot, sums):
-    """partial[slot, token, row] = a lane's four sums: tokens g and g + 8, rows 2 q and 2 q + 1."""
-    group, quad = lane() >> i32(2), lane() & i32(3)
-    at = slot * i32(16 * _ROWS) + group * i32(_ROWS) + quad * i32(2)
-    partial[at] = sums[0]
-    partial[at + i32(1)] = sums[1]
-    partial[at + i32(8 * _ROWS)] = sums[2]
-    partial[at + i32(8 * _ROWS + 1)] = sums[3]
+def octet_sum(value):
+    value += cuda.shfl_xor_sync(_ALL_LANES, value, 4)
+    value += cuda.shfl_xor_sync(_ALL_LANES, value, 2)
+    value += cuda.shfl_xor_sync(_ALL_LANES, value, 1)
+    return value
 
 
 @device_function
-def weight_offset(weight, row):
-    """Where this lane's columns of the tile's weights begin."""
-    group, quad = lane() >> i32(2), lane() & i32(3)
-    return i64(min(row + group, i32(weight.shape[0]) - i32(1))) * i64(weight.shape[1]) + i64(quad * i32(8))
+def octet_best(value, column):
+    distance = i32(4)
+    while distance > i32(0):
+        other = cuda.shfl_xor_sync(_ALL_LANES, value, distance)
+        place = cuda.shfl_xor_sync(_ALL_LANES, column, distance)
+        if other > value or (other == value and place < column):
+            value, column = other, place
+        distance = distance >> i32(1)
+    return value, column
 
 
 @device_function
-def token_offset(x, token, rows, place):
-    """Where this lane's columns of activation row `place` (g or g + 8) begin."""
-    return i64(token + min(place, rows - i32(1))) * i64(x.shape[1]) + i64((lane() & i32(3)) * i32(8))
+def copy_place():
+    """Where in a slab this lane's copy of the upper four rows goes; that of the lower four is 512 bytes behind."""
+    row, piece = lane() >> i32(3), lane() & i32(7)
+    return u32(row * i32(128) + ((piece ^ ((row & i32(1)) << i32(2))) << i32(4)))
 
 
 @device_function
-def plain_operand(x, gain, offset, column):
-    """Eight 16-bit activations as they lie."""
-    return load16(x, offset)
+def row_offset(array, row):
+    """Where a row of a matrix begins, or its last row."""
+    return i64(min(row, i32(array.shape[0]) - i32(1))) * i64(array.shape[1])
 
 
-def _normed_operand(pair: Any) -> Any:
+@device_function
+def copy_slab(address, weight, upper, lower, at, size):
+    copy16_ahead(address, weight, upper + at, size)
+    copy16_ahead(u32(address + u32(512)), weight, lower + at, size)
+
+
+@device_function
+def copy_rows(address, x, token, at, size):
+    """A chunk of up to eight activation rows; what a row that does not exist yields is never read."""
+    row = token + (lane() >> i32(3))
+    if row < i32(x.shape[0]):
+        copy16_ahead(address, x, i64(row) * i64(x.shape[1]) + at, size)
+    if row + i32(4) < i32(x.shape[0]):
+        copy16_ahead(u32(address + u32(512)), x, i64(row + i32(4)) * i64(x.shape[1]) + at, size)
+
+
+@device_function
+def bytes_at(column, depth):
+    """16, or 0 for zeros where the row has ended."""
+    return u32(16) if column < depth else u32(0)
+
+
+def _begin(slabs: int, stages: int) -> Callable[..., Any]:
     @device_function
-    def normed_operand(x, gain, offset, column):
-        """Eight float32 of the residual times the norm's gain, rounded to the weights' type."""
-        low, high = floats_of(load16(x, offset)), floats_of(load16(x, offset + i64(4)))
-        first, second = floats_of(load16(gain, i64(column))), floats_of(load16(gain, i64(column) + i64(4)))
-        return (
-            pair(low[0] * first[0], low[1] * first[1]),
-            pair(low[2] * first[2], low[3] * first[3]),
-            pair(high[0] * second[0], high[1] * second[1]),
-            pair(high[2] * second[2], high[3] * second[3]),
-        )
+    def begin(ring, weight, row, other, part, parts, warp):
+        depth, place = i32(weight.shape[1]), lane() >> i32(3)
+        upper, lower = row_offset(weight, row + place), row_offset(weight, row + place + i32(4))
+        upper2, lower2 = row_offset(weight, other + place), row_offset(weight, other + place + i32(4))
+        at = u32(ring_address(ring) + u32(warp * i32(stages * (slabs + 1) * _SLAB_BYTES)) + copy_place())
+        chunk = part * i32(_CHUNK)
+        for _stage in range(stages):
+            if chunk < depth:
+                column = chunk + ((lane() & i32(7)) << i32(3))
+                size, here = bytes_at(column, depth), i64(min(column, depth - i32(8)))
+                copy_slab(at, weight, upper, lower, here, size)
+                if slabs > 1:
+                    copy_slab(u32(at + u32(_SLAB_BYTES)), weight, upper2, lower2, here, size)
+            at = u32(at + u32((slabs + 1) * _SLAB_BYTES))
+            chunk += parts * i32(_CHUNK)
 
-    return normed_operand
+    return begin
 
 
-def _single(mma: Any, operand: Any) -> Callable[..., Any]:
-    """Eight weight rows."""
+def _rows(slabs: int, stages: int) -> Callable[..., Any]:
+    @device_function
+    def rows(ring, x, token, part, parts, warp):
+        depth, chunk = i32(x.shape[1]), part * i32(_CHUNK)
+        at = u32(ring_address(ring) + u32(warp * i32(stages * (slabs + 1) * _SLAB_BYTES)) + copy_place())
+        for _stage in range(stages):
+            if chunk < depth:
+                column = chunk + ((lane() & i32(7)) << i32(3))
+                here = i64(min(column, depth - i32(8)))
+                copy_rows(u32(at + u32(slabs * _SLAB_BYTES)), x, token, here, bytes_at(column, depth))
+            commit_copies()
+            at = u32(at + u32((slabs + 1) * _SLAB_BYTES))
+            chunk += parts * i32(_CHUNK)
+
+    return rows
+
+
+def _finish(mma: Any, slabs: int, stages: int, wait: Any) -> Callable[..., Any]:
+    stage_bytes, ring_bytes = (slabs + 1) * _SLAB_BYTES, stages * (slabs + 1) * _SLAB_BYTES
 
     @device_function
-    def step(sums, x, gain, near, far, column, wide, w):
-        n, f = operand(x, gain, near, column), no_words()
-        if wide:
-            f = operand(x, gain, far, column)
-        sums = mma(sums, n[0], f[0], n[1], f[1], w[0], w[1])
-        return mma(sums, n[2], f[2], n[3], f[3], w[2], w[3])
-
-    def dot(ring, partial, slot, x, gain, token, rows, weight, row, begin, end):
-        place, column = lane() >> i32(2), i32((lane() & i32(3)) * i32(8))
-        w, wide = weight_offset(weight, row), rows > i32(8)
-        near, far = token_offset(x, token, rows, place), token_offset(x, token, rows, place + i32(8))
-        here = ring_slots(ring, _GROUP)
-        k, stop, last = i32(begin), i32(end), i32(i32(end) - i32(8) - column)
-        for group in range(_GROUPS):
-            fetch_group(u32(here + u32(group * _GROUP_BYTES)), weight, w, i32(k + i32(group * _AHEAD)), last)
+    def finish(ring, partial, x, token, weight, row, other, part, parts, warp):
+        depth, place = i32(weight.shape[1]), lane() >> i32(3)
+        upper, lower = row_offset(weight, row + place), row_offset(weight, row + place + i32(4))
+        upper2, lower2 = row_offset(weight, other + place), row_offset(weight, other + place + i32(4))
+        ring_begin = u32(ring_address(ring) + u32(warp * i32(ring_bytes)))
+        step, piece = parts * i32(_CHUNK), (lane() & i32(7)) << i32(3)
+        chunk, to = part * i32(_CHUNK) + i32(stages) * step, u32(ring_begin + copy_place())
+        group, quad = lane() >> i32(2), lane() & i32(3)
+        near = u32(ring_begin + u32(group * i32(128) + ((quad ^ ((group & i32(1)) << i32(2))) << i32(4))))
+        far = u32(ring_begin + u32(group * i32(128) + (((quad + i32(4)) ^ ((group & i32(1)) << i32(2))) << i32(4))))
+        a, b, c, d = no_sums(), no_sums(), no_sums(), no_sums()
+        v, e = no_words(), no_words()
+        k, turn = part * i32(_CHUNK), u32(0)
+        while k < depth:
+            wait()
+            cuda.syncwarp()
+            x0, x1 = read16(u32(near + turn + u32(slabs * _SLAB_BYTES))), read16(u32(far + turn + u32(slabs * _SLAB_BYTES)))
+            w, u = read16(u32(near + turn)), read16(u32(far + turn))
+            if slabs > 1:
+                v, e = read16(u32(near + turn + u32(_SLAB_BYTES))), read16(u32(far + turn + u32(_SLAB_BYTES)))
+            a = mma(a, w[0], v[0], w[1], v[1], x0[0], x0[1])
+            b = mma(b, w[2], v[2], w[3], v[3], x0[2], x0[3])
+            c = mma(c, u[0], e[0], u[1], e[1], x1[0], x1[1])
+            d = mma(d, u[2], e[2], u[3], e[3], x1[2], x1[3])
+            cuda.syncwarp()
+            if chunk < depth:
+                column = chunk + piece
+                size, here = bytes_at(column, depth), i64(min(column, depth - i32(8)))
+                copy_slab(u32(to + turn), weight, upper, lower, here, size)
+                if slabs > 1:
+                    copy_slab(u32(to + turn + u32(_SLAB_BYTES)), weight, upper2, lower2, here, size)
+                copy_rows(u32(to + turn + u32(slabs * _SLAB_BYTES)), x, token, here, size)
             commit_copies()
-        sums, others = no_sums(), no_sums()
-        turn = u32(0)
-        while k < stop:
-            wait_older_copies()
-            at = u32(here + turn)
-            w0, w1 = read16(at), read16(u32(at + u32(512)))
-            c0, c1 = min(k, last), min(i32(k + i32(_CHUNK)), last)
-            sums = step(sums, x, gain, near + i64(c0), far + i64(c0), column + c0, wide, w0)
-            others = step(others, x, gain, near + i64(c1), far + i64(c1), column + c1, wide, w1)
-            fetch_group(at, weight, w, i32(k + i32(_GROUPS * _AHEAD)), last)
-            commit_copies()
-            turn = u32(u32(turn + u32(_GROUP_BYTES)) & u32(_GROUPS * _GROUP_BYTES - 1))
-            k = i32(k + i32(_AHEAD))
+            chunk += step
+            k += step
+            turn = u32(turn + u32(stage_bytes))
+            if turn == u32(ring_bytes):
+                turn = u32(0)
         wait_copies()
-        keep_sums(partial, slot, add_sums(sums, others))
+        a = add_sums(add_sums(a, b), add_sums(c, d))
+        at = (warp * i32(slabs * _TOKENS) + quad * i32(2)) * i32(_ROWS) + group
+        partial[at] = a[0]
+        partial[at + i32(_ROWS)] = a[1]
+        if slabs > 1:
+            partial[at + i32(_ROWS * _TOKENS)] = a[2]
+            partial[at + i32(_ROWS * _TOKENS + _ROWS)] = a[3]
 
-    return dot
-
-
-def _double(mma: Any, operand: Any) -> Callable[..., Any]:
-    """Twice eight weight rows, from `row` and from `other` on: the activations are fetched once for both."""
-
-    @device_function
-    def step(sums, others, x, gain, near, far, column, wide, w, v):
-        n, f = operand(x, gain, near, column), no_words()
-        if wide:
-            f = operand(x, gain, far, column)
-        sums, others = mma(sums, n[0], f[0], n[1], f[1], w[0], w[1]), mma(others, n[0], f[0], n[1], f[1], v[0], v[1])
-        return mma(sums, n[2], f[2], n[3], f[3], w[2], w[3]), mma(others, n[2], f[2], n[3], f[3], v[2], v[3])
-
-    def dot(ring, partial, slot, x, gain, token, rows, weight, row, other, begin, end):
-        place, column = lane() >> i32(2), i32((lane() & i32(3)) * i32(8))
-        w, v, wide = weight_offset(weight, row), weight_offset(weight, other), rows > i32(8)
-        near, far = token_offset(x, token, rows, place), token_offset(x, token, rows, place + i32(8))
-        here = ring_slots(ring, 2 * _GROUP)
-        k, stop, last = i32(begin), i32(end), i32(i32(end) - i32(8) - column)
-        for group in range(_GROUPS):
-            fetch_group(u32(here + u32(2 * group * _GROUP_BYTES)), weight, w, i32(k + i32(group * _AHEAD)), last)
-            fetch_group(u32(here + u32((2 * group + 1) * _GROUP_BYTES)), weight, v, i32(k + i32(group * _AHEAD)), last)
-            commit_copies()
-        sums, others = no_sums(), no_sums()
-        turn = u32(0)
-        while k < stop:
-            wait_older_copies()
-            at = u32(here + turn)
-            to = u32(at + u32(_GROUP_BYTES))
-            w0, w1 = read16(at), read16(u32(at + u32(512)))
-            v0, v1 = read16(to), read16(u32(to + u32(512)))
-            c = min(k, last)
-            sums, others = step(sums, others, x, gain, near + i64(c), far + i64(c), column + c, wide, w0, v0)
-            c = min(i32(k + i32(_CHUNK)), last)
-            sums, others = step(sums, others, x, gain, near + i64(c), far + i64(c), column + c, wide, w1, v1)
-            fetch_group(at, weight, w, i32(k + i32(_GROUPS * _AHEAD)), last)
-            fetch_group(to, weight, v, i32(k + i32(_GROUPS * _AHEAD)), last)
-            commit_copies()
-            turn = u32(u32(turn + u32(2 * _GROUP_BYTES)) & u32(2 * _GROUPS * _GROUP_BYTES - 1))
-            k = i32(k + i32(_AHEAD))
-        wait_copies()
-        keep_sums(partial, slot, sums)
-        keep_sums(partial, slot + i32(1), others)
-
-    return dot
+    return finish
 
 
-def _forms(build: Callable[[Any, Any], Callable[..., Any]]) -> dict[tuple[str, str], Callable[..., Any]]:
-    """By the types of activations and weights; anything else runs in the common form."""
-    return {
-        ("uint16", "uint16"): build(mma_bfloat16, plain_operand),
-        ("float16", "float16"): build(mma_float16, plain_operand),
-        ("float32", "uint16"): build(mma_bfloat16, _normed_operand(pair_bfloat16)),
-        ("float32", "float16"): build(mma_float16, _normed_operand(pair_float16)),
-    }
+_begin_one, _begin_two = _begin(1, 2), _begin(2, 3)
+_rows_one, _rows_two = _rows(1, 2), _rows(2, 3)
 
 
-SINGLE = _forms(_single)
-DOUBLE = _forms(_double)
+def begin(ring, weight, row, other, part, parts, warp, slabs):
+    if slabs > i32(1):
+        _begin_two(ring, weight, row, other, part, parts, warp)
+    else:
+        _begin_one(ring, weight, row, row, part, parts, warp)
+
+
+def rows(ring, x, token, part, parts, warp, slabs):
+    if slabs > i32(1):
+        _rows_two(ring, x, token, part, parts, warp)
+    else:
+        _rows_one(ring, x, token, part, parts, warp)
+
+
+def _finish_of(mma: Any) -> Callable[..., Any]:
+    one, two = _finish(mma, 1, 2, wait_first_copies), _finish(mma, 2, 3, wait_second_copies)
+
+    def finish(ring, partial, x, token, weight, row, other, part, parts, warp, slabs):
+        if slabs > i32(1):
+            two(ring, partial, x, token, weight, row, other, part, parts, warp)
+        else:
+            one(ring, partial, x, token, weight, row, row, part, parts, warp)
+
+    return finish
+
+
+BEGIN = {"uint16": begin, "float16": begin}
+ROWS = {"uint16": rows, "float16": rows}
+FINISH = {("uint16", "uint16"): _finish_of(mma_bfloat16), ("float16", "float16"): _finish_of(mma_float16)}
+
+
+@device_function
+def sum_of_four(values):
+    return (values[0] + values[1]) + (values[2] + values[3])
+
+
+def scales_of_rows(scale, squares, token, width, eps):
+    """Four lanes a row, so that eight rows are under way at once."""
+    group, quad, columns = lane() >> i32(2), lane() & i32(3), i32(squares.shape[1])
+    row = min(token + group, i32(squares.shape[0]) - i32(1))
+    total, other = f32(0.0), f32(0.0)
+    if columns & i32(3) == i32(0):
+        start, i = i64(row) * i64(columns), quad * i32(4)
+        while i < columns:
+            total += sum_of_four(floats_of(load16(squares, start + i64(i))))
+            i += i32(16)
+            if i < columns:
+                other += sum_of_four(floats_of(load16(squares, start + i64(i))))
+            i += i32(16)
+    else:
+        i = quad
+        while i < columns:
+            total += squares[row, i]
+            i += i32(4)
+    total += other
+    total += cuda.shfl_xor_sync(_ALL_LANES, total, 1)
+    total += cuda.shfl_xor_sync(_ALL_LANES, total, 2)
+    if quad == i32(0):
+        scale[group] = f32(1.0) / f32(math.sqrt(total / f32(width) + eps))

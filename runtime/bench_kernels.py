@@ -24,6 +24,7 @@ from graphs.fused_ops import FusedOps
 from graphs.ops import ForwardPass, Ops
 from graphs.plain_ops import PagedAttention, PlainOps
 from graphs.transformer import record_forward
+from runtime.bench_products import TURNS, ProductBench, ProductTimes, products_of
 from runtime.checkpoint.weights import STORAGE, WeightDtype
 from runtime.device import open_device
 from runtime.models.rope import RopeSpec, rope_table
@@ -130,9 +131,10 @@ class Rig:
         self.state, self.step = step_arrays(device, spec, self.sizes, context, query_len)
         self.run = ForwardPass(stream, self.model, self.scratch, self.state, self.step, self.tokens)
         table, _ = build_ops(device, spec, self.sizes, dtype, on_gpu=True, choice="fused")
-        assert isinstance(table.few, FusedOps)
-        self.fused, self.library = table.few, table.many
+        fused, self.library = table.for_rows(1), table.many
+        assert isinstance(fused, FusedOps)
         assert isinstance(table.many, PlainOps)
+        self.fused = fused
         self.mixed = replace(self.fused, stripes=table.many.stripes)
         self.sets: dict[str, Ops] = {"fused": self.fused, "mixed": self.mixed, "library": self.library}
         if self.tokens <= 8:
@@ -146,7 +148,7 @@ class Rig:
             "qkv": partial(fused.attention_inputs, self.run),
             "out": partial(_with_norm, fused.attention_output, self.run, norm),
             "gate_up": partial(fused.gate_up, self.run),
-            "down": partial(fused.down, self.run),
+            "down": partial(_with_norm, fused.down, self.run, norm),
         }
         found = []
         for product, record in ours.items():
@@ -390,6 +392,30 @@ def copy_bandwidth(device: CudaDevice, stream: CudaStream) -> float:
     return 2 * size / statistics.median(times) / 1e6
 
 
+def _products(options: argparse.Namespace) -> int:
+    found: list[ProductTimes] = []
+    with open_device("cuda") as device:  # type: ignore[attr-defined]
+        stream = device.stream("bench")
+        ceiling = copy_bandwidth(device, stream)
+        for name in options.model:
+            print(f"{name}, {options.dtype}, us of one product, medians of {TURNS}")
+            for product in products_of(name, MODELS[name]):
+                for rows in (1, 8):
+                    bench = ProductBench(device, stream, product, rows, options.dtype, fill_normal)
+                    found.append(bench.run())
+                    bench.close()
+                    print(found[-1], flush=True)
+    print(f"copy on this device {ceiling:.0f} GB/s")
+    _write_json(options.json, {"copy_gb_s": ceiling, "products": [asdict(times) for times in found], "options": vars(options)})
+    return 0
+
+
+def _write_json(path: str | None, figures: dict[str, Any]) -> None:
+    if path:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(figures, file, indent=1)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m runtime.bench_kernels", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS))
@@ -397,8 +423,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", nargs="+", default=["1x1", "8x1", "1x8", "8x8"], help="requests x query length")
     parser.add_argument("--context", type=int, default=256, help="tokens in the cache before the step")
     parser.add_argument("--layers", type=int, default=None, help="fewer layers, for a quick look")
+    parser.add_argument(
+        "--products", action="store_true", help="the matrix products alone, at 1 and 8 rows, against cuBLAS and torch"
+    )
     parser.add_argument("--json", default=None, help="file for all figures")
     options = parser.parse_args(arguments)
+    if options.products:
+        return _products(options)
     rows: list[Row] = []
     errors: list[dict[str, Any]] = []
     torch_times = torch_linear(options.dtype)
@@ -421,10 +452,8 @@ def main(arguments: list[str] | None = None) -> int:
             errors.append({"model": name, "step": step, "logits_error": error, "argmax_agreement": agreement})
             rows += found
     print(f"copy on this device {ceiling:.0f} GB/s; {options.dtype}, context {options.context}")
-    if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            figures = {"copy_gb_s": ceiling, "rows": [asdict(row) for row in rows], "errors": errors, "options": vars(options)}
-            json.dump(figures, file, indent=1)
+    figures = {"copy_gb_s": ceiling, "rows": [asdict(row) for row in rows], "errors": errors, "options": vars(options)}
+    _write_json(options.json, figures)
     return 0
 
 

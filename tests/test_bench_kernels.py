@@ -12,6 +12,8 @@ from graphs.fused_ops import FusedOps
 from graphs.plain_ops import PlainOps
 from runtime import bench_kernels
 from runtime.bench_kernels import MODELS, Rig, Row
+from runtime.bench_products import Product, ProductBench, ProductTimes, products_of
+from runtime.errors import DeviceError
 from runtime.models.scratch import AUTO_FUSED_ROWS, build_ops
 from runtime.models.spec import ModelSpec
 from runtime.step_buffers import StepSizes
@@ -53,6 +55,46 @@ def test_sets_agree_on_the_step_that_is_timed(
     assert agreement > 0.7
 
 
+def product_bench(monkeypatch: pytest.MonkeyPatch, name: str, rows: int) -> ProductBench:
+    monkeypatch.setattr("runtime.bench_products._MOST_COPIES", 2)
+    device = VirtualDevice(CpuExecutor(), poison=True)
+    rng = np.random.default_rng(1)
+
+    def fill(array: Any, scale: float) -> None:
+        device.upload(array, stored((rng.standard_normal(array.shape) * scale).astype(np.float32), "bfloat16"))
+
+    product = Product("m", name, 48, 64)
+    return ProductBench(device, device.stream("s"), product, rows, "bfloat16", fill)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("name", ["qkv", "out", "gate_up", "down", "head"])
+def test_products_that_are_timed_are_right(monkeypatch: pytest.MonkeyPatch, name: str, rows: int) -> None:
+    bench = product_bench(monkeypatch, name, rows)
+    bench._check()
+    bench.ours(bench.weights[0])
+    bench.close()
+
+
+def test_a_product_that_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = product_bench(monkeypatch, "qkv", 1)
+    monkeypatch.setattr(bench, "ours", lambda weight: None)
+    with pytest.raises(DeviceError, match=r"ours is off by 1\.0e\+00 of cuBLAS's result with 1 rows"):
+        bench._check()
+
+
+def test_products_are_those_of_a_decode_step() -> None:
+    shapes = [(product.name, product.depth, product.outputs) for product in products_of("m", MODELS["smollm2-135m"])]
+    expected = [("qkv", 576, 960), ("out", 576, 576), ("gate_up", 576, 3072), ("down", 1536, 576), ("head", 576, 49152)]
+    assert shapes == expected
+
+
+def test_a_line_of_products_says_how_much_faster() -> None:
+    times = ProductTimes(Product("m", "out", 4, 8), 1, 64_000, {"ours": [2.0, 2.0, 2.2], "cublas": [3.0, 3.0, 3.0]})
+    expected = "out     8x4          rows 1 ours    2.00 us +- 10%    32 GB/s | cublas    3.00 us +-  0%    21 GB/s | 1.50x cublas"
+    assert str(times) == expected
+
+
 def test_a_row_says_what_it_moves() -> None:
     row = Row("m", 1, 8, "qkv 576x960", 1_105_920, {"fused": 2.0, "cublas": 4.0})
     assert str(row) == "m             R=1 q=8 qkv 576x960         fused     2.00 us   553 GB/s | cublas     4.00 us   276 GB/s"
@@ -66,19 +108,9 @@ def test_models_are_those_of_the_records() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", MODELS)
-def test_auto_is_fused_where_that_was_measured_faster(name: str, dtype: Any) -> None:
+def test_auto_is_fused_for_few_rows_where_nothing_was_measured(name: str, dtype: Any) -> None:
     device = VirtualDevice(CpuExecutor(), poison=True)
     table, said = build_ops(device, MODELS[name], StepSizes(2, 7, 64, 16, 16, 1), dtype, on_gpu=True)
-    few = isinstance(table.for_rows(1), FusedOps)
-    assert few == (name == "smollm2-135m" and dtype == "bfloat16") == ("fused" in said)
-    assert isinstance(table.for_rows(AUTO_FUSED_ROWS), FusedOps) == few
+    assert said == f"fused up to {AUTO_FUSED_ROWS} token rows, library products above"
+    assert isinstance(table.for_rows(AUTO_FUSED_ROWS), FusedOps)
     assert isinstance(table.for_rows(AUTO_FUSED_ROWS + 1), PlainOps)
-
-
-def test_the_head_of_the_mixed_set_is_the_librarys() -> None:
-    device = VirtualDevice(CpuExecutor(), poison=True)
-    table, _ = build_ops(device, MODELS["smollm2-135m"], StepSizes(2, 7, 64, 16, 16, 1), "bfloat16", on_gpu=True)
-    assert isinstance(table.few, FusedOps)
-    assert isinstance(table.many, PlainOps)
-    assert table.few.stripes is table.many.stripes is not None
-    assert not table.few.batch_invariant

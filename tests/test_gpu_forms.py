@@ -16,54 +16,45 @@ RING = np.zeros(1, np.float32)  # its slots are the emulator's own
 NUMPY = {"bfloat16": "uint16", "float16": "float16"}
 
 
-def scaled_rows(storage: str, x: np.ndarray, gain: np.ndarray) -> np.ndarray:
-    """What the tensor cores are given of a float32 residual."""
-    return widened(stored(x * gain, storage))
-
-
 @STORAGE
-@pytest.mark.parametrize("normed", [False, True], ids=["activations", "residual"])
 @pytest.mark.parametrize(
-    ("rows", "outputs", "depth", "begin", "end"),
+    ("rows", "outputs", "depth", "part", "parts", "slabs"),
     [
-        (1, 8, 32, 0, 32),
-        (8, 8, 160, 0, 160),
-        (9, 21, 296, 128, 296),
-        (16, 16, 168, 32, 168),
-        (3, 13, 72, 64, 72),
-        (2, 8, 600, 0, 600),
+        (1, 8, 64, 0, 1, 1),
+        (8, 16, 320, 0, 1, 2),
+        (7, 21, 584, 1, 2, 2),
+        (3, 13, 136, 2, 3, 1),
+        (2, 24, 1208, 1, 3, 2),
+        (5, 9, 136, 5, 6, 1),  # no column left for this warp
+        (4, 8, 712, 0, 1, 1),
     ],
 )
-def test_single_tile(storage: str, normed: bool, rows: int, outputs: int, depth: int, begin: int, end: int) -> None:
+def test_products(storage: str, rows: int, outputs: int, depth: int, part: int, parts: int, slabs: int) -> None:
+    """Slabs at 8 and at the last rows, whole or not; the columns of one warp among several; twice, the ring is used again."""
     warp = Warp()
     module = gpu_module("tile_gpu", warp)
-    residual, gain, weight = floats(1, 2 + rows, depth), floats(2, depth), stored(floats(3, outputs, depth), storage)
-    x = residual if normed else stored(residual, storage)
-    form = module.SINGLE["float32" if normed else NUMPY[storage], NUMPY[storage]]
-    first = outputs - outputs % 8 if outputs % 8 else outputs - 8  # the last tile, whole or not
-    partial = np.full(3 * 128, -7, np.float32)
-    warp.run(form, RING, partial, np.int32(1), x, gain, np.int32(2), np.int32(rows), weight, np.int32(first), begin, end)
-    used = scaled_rows(storage, residual, gain) if normed else widened(x)
-    expected = used[2:, begin:end].astype(np.float64) @ widened(weight)[first:, begin:end].T
-    found = partial.reshape(3, 16, 8)
-    np.testing.assert_allclose(found[1, :rows, : expected.shape[1]], expected, rtol=1e-4, atol=1e-4)
-    assert (found[[0, 2]] == -7).all()
+    x, weight = stored(floats(1, 2 + rows, depth), storage), stored(floats(3, outputs, depth), storage)
+    place = [np.int32(8 if outputs > 8 else 0), np.int32(max(outputs - 8, 0) // 8 * 8)]
+    shared = [np.int32(value) for value in (part, parts, part, slabs)]
+    partial = np.full(parts * slabs * 64, -7, np.float32)
 
+    def twice(*args: Any) -> None:
+        form = module.FINISH[NUMPY[storage], NUMPY[storage]]
+        module.BEGIN[NUMPY[storage]](RING, weight, *reversed(place), *shared)
+        module.ROWS[NUMPY[storage]](RING, x, np.int32(0), *shared)
+        form(RING, partial, x, np.int32(0), weight, *reversed(place), *shared)
+        module.BEGIN[NUMPY[storage]](RING, weight, *place, *shared)
+        module.ROWS[NUMPY[storage]](RING, x, np.int32(2), *shared)
+        form(RING, partial, x, np.int32(2), weight, *place, *shared)
 
-@STORAGE
-@pytest.mark.parametrize(("rows", "depth"), [(2, 160), (11, 72)])
-def test_pair_of_tiles(storage: str, rows: int, depth: int) -> None:
-    warp = Warp()
-    module = gpu_module("tile_gpu", warp)
-    x, gain, weight = floats(4, rows, depth), floats(5, depth), stored(floats(6, 40, depth), storage)
-    partial = np.full(4 * 128, -7, np.float32)
-    form = module.DOUBLE["float32", NUMPY[storage]]
-    rows32 = np.int32(rows)
-    warp.run(form, RING, partial, np.int32(2), x, gain, np.int32(0), rows32, weight, np.int32(8), np.int32(32), 0, depth)
-    expected = scaled_rows(storage, x, gain).astype(np.float64) @ widened(weight).T
-    found = partial.reshape(4, 16, 8)[2:, :rows]
-    np.testing.assert_allclose(found[0], expected[:, 8:16], rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(found[1], expected[:, 32:40], rtol=1e-4, atol=1e-4)
+    warp.run(twice)
+    columns = np.arange(depth)
+    own = columns[columns // 64 % parts == part]
+    found = partial.reshape(parts, slabs, 8, 8)
+    for slab, first in enumerate(place[:slabs]):
+        expected = widened(x)[2:, own].astype(np.float64) @ widened(weight)[first : first + 8, own].T
+        np.testing.assert_allclose(found[part, slab, :rows, : expected.shape[1]], expected, rtol=1e-4, atol=1e-4)
+    assert (np.delete(found, part, axis=0) == -7).all()
 
 
 TABLES = np.array([[3, -1, -1, -1], [5, 2, 7, 0]], np.int32)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from graphs.arrays import DecoderShape
-from graphs.fused_ops import FusedOps, Split, stripes_of, why_not_fused
+from graphs.fused_ops import FusedOps, Layout, stripes_of, why_not_fused
 from graphs.ops import OpTable
 from graphs.plain_ops import PagedAttention, PlainOps
 from graphs.split_attention import split_warps
@@ -151,32 +151,31 @@ def test_why_not_fused_names_the_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outputs", "depth", "most", "expected"),
+    ("outputs", "depth", "slabs", "expected"),
     [
-        (960, 576, 4, Split(4, 120, 4)),  # SmolLM2-135M: q, k, v; out; gate or up; down; head
-        (576, 576, 8, Split(4, 72, 4)),
-        (1536, 576, 4, Split(4, 192, 4)),
-        (576, 1536, 8, Split(8, 72, 8)),
-        (49152, 576, 8, Split(1, 1536, 4)),
-        (6144, 4096, 4, Split(4, 768, 4)),  # Qwen3-8B
-        (4096, 4096, 8, Split(8, 512, 8)),
-        (12288, 4096, 4, Split(2, 768, 4)),
-        (4096, 12288, 8, Split(8, 512, 8)),
-        (151936, 4096, 8, Split(1, 4748, 4)),
+        (960, 576, None, Layout(9, 1, 9, 120)),  # SmolLM2-135M: q, k, v; out; gate and up; down
+        (576, 576, None, Layout(9, 1, 9, 72)),
+        (3072, 576, 2, Layout(5, 2, 5, 192)),
+        (576, 1536, None, Layout(8, 1, 8, 72)),
+        (6144, 4096, None, Layout(4, 2, 4, 384)),  # Qwen3-8B
+        (4096, 4096, None, Layout(5, 2, 5, 256)),
+        (24576, 4096, 2, Layout(1, 2, 4, 384)),
+        (4096, 12288, None, Layout(5, 2, 5, 256)),
+        (128, 64, None, Layout(1, 1, 4, 4)),
     ],
 )
-def test_layout_of_products(outputs: int, depth: int, most: int, expected: Split) -> None:
-    assert Split.of(outputs, depth, most=most) == expected
+def test_layout_of_products(outputs: int, depth: int, slabs: int | None, expected: Layout) -> None:
+    assert Layout.of(outputs, depth, slabs=slabs) == expected
 
 
 def test_stripes_share_the_head_evenly() -> None:
-    assert stripes_of(49152, 576) == 1536
-    assert stripes_of(151936, 4096) == 1187  # four groups of tiles each
+    assert stripes_of(49152) == 384  # two groups of four tiles each
+    assert stripes_of(151936) == 396
 
 
 def test_one_set_records_every_step_of_its_table() -> None:
     ops = PlainOps(PagedAttention())
-    assert OpTable.of(ops).for_rows(1) is OpTable.of(ops).for_rows(4096) is ops
+    assert OpTable(ops).for_rows(1) is OpTable(ops).for_rows(4096) is ops
 
 
 @pytest.mark.parametrize(

@@ -69,96 +69,110 @@ def wide_args(args: dict[str, Any]) -> dict[str, Any]:
 def test_embed_squares(launch: Launch, storage: str, width: int) -> None:
     args = {
         "residual": untouched(5, width),
+        "normed": out_of(storage, 5, width),
         "squares": untouched(5, -(-width // 8)),
         "table": stored(floats(1, 11, width), storage),
+        "gain": floats(2, width),
         "input_ids": poisoned(np.array([10, 0, -1, 11, 3], np.int32), 4),
         "num_tokens": live(4),
     }
-    residual, squares = oracle.embed_squares(**wide_args(args))
-    check(launch, embed_squares, args, {"residual": residual, "squares": squares}, "float32")
+    residual, normed, squares = oracle.embed_squares(**wide_args(args))
+    expected = {"residual": residual, "squares": squares}
+    check(launch, embed_squares, args, expected, "float32")
+    check(launch, embed_squares, args, {"normed": normed}, storage)
 
 
-def norm_case(storage: str, normed: bool, outputs: int, depth: int, count: int, capacity: int, split: int) -> dict[str, Any]:
-    """`normed`: x is 16-bit and normalised before, so that gain and squares must not matter: they are NaN."""
+def norm_case(
+    storage: str, scaled: int, outputs: int, depth: int, count: int, capacity: int, parts: int, slabs: int
+) -> dict[str, Any]:
+    """scaled: x is the norm itself, so that squares must not matter: they are NaN. Rows of x beyond `count` are NaN."""
     rows = floats(31, capacity, depth) * 3
-    x = stored(rows, storage) if normed else rows
     squares = oracle.squares_of(rows).astype(np.float32)
-    x = x.copy()
-    x[count:] = stored(np.full((1,), np.nan, np.float32), storage)[0] if normed else np.nan
     return {
         "out": out_of(storage, capacity, outputs),
-        "x": x,
-        "gain": np.full(depth, np.nan, np.float32) if normed else floats(32, depth),
-        "squares": poisoned(np.full_like(squares, np.nan) if normed else squares, count),
+        "x": stored(poisoned(rows, count), storage),
+        "squares": poisoned(np.full_like(squares, np.nan) if scaled else squares, count),
         "weight": stored(floats(33, outputs, depth), storage),
         "eps": EPS,
-        "split": split,
+        "scaled": scaled,
+        "parts": parts,
+        "slabs": slabs,
         "num_tokens": live(count),
     }
 
 
 NORM_CASES = pytest.mark.parametrize(
-    ("outputs", "depth", "count", "capacity", "split"),
-    [(16, 32, 1, 3, 1), (24, 72, 3, 3, 2), (13, 40, 17, 18, 4), (8, 40, 0, 2, 1)],
+    ("outputs", "depth", "count", "capacity", "parts", "slabs"),
+    [
+        (16, 32, 1, 3, 1, 1),
+        (24, 72, 3, 3, 1, 2),
+        (13, 40, 17, 18, 2, 2),
+        (8, 200, 8, 9, 2, 1),
+        (40, 456, 9, 9, 4, 1),
+        (72, 136, 2, 8, 3, 2),
+        (8, 40, 0, 2, 1, 1),
+    ],
 )
-
-
-def normed_variants() -> list[Any]:
-    return [(storage, normed) for storage in STORAGES for normed in (False, True) if not (normed and storage == "float32")]
+SCALED = pytest.mark.parametrize("scaled", [0, 1], ids=["squares", "scaled"])
 
 
 @LAUNCHES
-@pytest.mark.parametrize(("storage", "normed"), normed_variants())
+@STORAGE
+@SCALED
 @NORM_CASES
 def test_norm_project(
-    launch: Launch, storage: str, normed: bool, outputs: int, depth: int, count: int, capacity: int, split: int
+    launch: Launch, storage: str, scaled: int, outputs: int, depth: int, count: int, capacity: int, parts: int, slabs: int
 ) -> None:
-    args = norm_case(storage, normed, outputs, depth, count, capacity, split)
-    wide = wide_args(args)
-    expected = oracle.norm_project(**wide) if not normed else plain_product(wide)
-    check(launch, norm_project, args, {"out": expected}, storage)
-
-
-def plain_product(wide: dict[str, Any]) -> np.ndarray:
-    result = wide["out"].copy()
-    count = wide["num_tokens"][0]
-    result[:count] = wide["x"][:count].astype(np.float64) @ wide["weight"].T
-    return result
+    args = norm_case(storage, scaled, outputs, depth, count, capacity, parts, slabs)
+    check(launch, norm_project, args, {"out": oracle.norm_project(**wide_args(args))}, storage)
 
 
 @LAUNCHES
-@pytest.mark.parametrize(("storage", "normed"), normed_variants())
+@STORAGE
+@SCALED
 @NORM_CASES
 def test_norm_gate_up(
-    launch: Launch, storage: str, normed: bool, outputs: int, depth: int, count: int, capacity: int, split: int
+    launch: Launch, storage: str, scaled: int, outputs: int, depth: int, count: int, capacity: int, parts: int, slabs: int
 ) -> None:
-    args = norm_case(storage, normed, 2 * outputs, depth, count, capacity, split)
+    args = norm_case(storage, scaled, 2 * outputs, depth, count, capacity, parts, slabs)
     args["out"] = out_of(storage, capacity, outputs)
-    wide = wide_args(args)
-    if normed:
-        product = plain_product({**wide, "out": np.zeros((capacity, 2 * outputs))})
-        expected = wide["out"].copy()
-        gate, up = np.split(product[:count], 2, axis=1)
-        expected[:count] = gate / (1 + np.exp(-gate)) * up
-    else:
-        expected = oracle.norm_gate_up(**wide)
-    check(launch, norm_gate_up, args, {"out": expected}, storage)
+    del args["slabs"]
+    check(launch, norm_gate_up, args, {"out": oracle.norm_gate_up(**wide_args(args))}, storage)
 
 
 @LAUNCHES
 @STORAGE
 @NORM_CASES
-def test_project_residual(launch: Launch, storage: str, outputs: int, depth: int, count: int, capacity: int, split: int) -> None:
+def test_project_residual(
+    launch: Launch, storage: str, outputs: int, depth: int, count: int, capacity: int, parts: int, slabs: int
+) -> None:
     args = {
         "residual": guarded(floats(34, capacity, outputs), count),
+        "normed": out_of(storage, capacity, outputs),
         "squares": untouched(capacity, -(-outputs // 8)),
-        "x": stored(floats(35, capacity, depth), storage),
+        "x": stored(poisoned(floats(35, capacity, depth), count), storage),
         "weight": stored(floats(36, outputs, depth), storage),
-        "split": split,
+        "gain": floats(37, outputs),
+        "parts": parts,
+        "slabs": slabs,
         "num_tokens": live(count),
     }
-    residual, squares = oracle.project_residual(**wide_args(args))
+    residual, normed, squares = oracle.project_residual(**wide_args(args))
     check(launch, project_residual, args, {"residual": residual, "squares": squares}, "float32")
+    check(launch, project_residual, args, {"normed": normed}, storage)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("depth", [576, 1536])
+def test_a_row_of_a_product_does_not_depend_on_its_company(storage: str, depth: int) -> None:
+    """Bit for bit, in any grid."""
+    many = norm_case(storage, 0, 40, depth, 8, 8, 3, 1)
+    Launch("cpu").run(norm_project, *(many[name] for name in norm_project.params))
+    for row in (0, 3, 7):
+        alone = norm_case(storage, 0, 40, depth, 1, 1, 3, 1)
+        alone["x"], alone["squares"] = many["x"][row : row + 1].copy(), many["squares"][row : row + 1].copy()
+        Launch("cpu").run(norm_project, *(alone[name] for name in norm_project.params))
+        assert alone["out"].tobytes() == many["out"][row].tobytes()
 
 
 @pytest.mark.parametrize("kernel", [rotate_store, norm_rotate_store], ids=lambda k: k.name)
@@ -333,14 +347,13 @@ def head_case(storage: str, count: int, vocab_size: int, padding: int, stripes: 
         "x": stored(poisoned(floats(48, count + 1, 64), count), storage),
         "weight": stored(weight, storage),
         "vocab_size": vocab_size,
-        "split": 2,
         "num_rows": live(count),
     }
 
 
 @LAUNCHES
 @STORAGE
-@pytest.mark.parametrize(("count", "vocab_size", "padding"), [(1, 21, 3), (3, 40, 0), (17, 13, 8)])
+@pytest.mark.parametrize(("count", "vocab_size", "padding"), [(1, 21, 3), (3, 40, 0), (17, 13, 8), (9, 60, 4), (70, 30, 2)])
 def test_head_and_argmax(launch: Launch, storage: str, count: int, vocab_size: int, padding: int) -> None:
     args = head_case(storage, count, vocab_size, padding, 3)
     wide = wide_args(args)

@@ -101,6 +101,9 @@ class Warp:
     def barrier(self) -> None:
         self._barrier.wait()
 
+    def syncwarp(self) -> None:
+        self._barrier.wait()
+
     def combine(self, value: Any, lanes: Callable[[int], list[int]], operation: Callable[..., Any]) -> Any:
         """`operation` over what the lanes of lanes(own lane) offer."""
         self._offered[self._local.lane] = value
@@ -174,10 +177,12 @@ def gpu_module(name: str, warp: Warp, **others: ModuleType) -> ModuleType:
     mma.__dict__.update(
         load16=load16,
         copy16=warp.copy16,
+        copy16_ahead=warp.copy16,
         commit_copies=warp.commit_copies,
         wait_copies=lambda: warp.wait(0),
         wait_older_copies=lambda: warp.wait(3),
         keep_loop=lambda: None,
+        wait_second_copies=lambda: warp.wait(2),
         wait_first_copies=lambda: warp.wait(1),
         read16=warp.read16,
         write2=warp.write2,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -30,15 +31,11 @@ COLUMNS_A_STRIPE = 1024
 MOST_FUSED_ROWS = 64
 """Rows up to which `graphs.ops: fused` takes it."""
 
-AUTO_FUSED_ROWS = 4
-"""Rows up to which `graphs.ops: auto` takes the fused set for a model of small layers, with the library's product for the head.
+AUTO_FUSED_ROWS = 8
+"""Rows up to which `graphs.ops: auto` takes the fused set where nothing was measured: those that read the weights once."""
 
-Measured on an H200, SmolLM2-135M in bfloat16, context 256, us of a forward pass, fused against library: 1 row 1078, 1210; 2 rows
-1094, 1218; 4 rows 1187, 1234; 8 rows 1445, 1282; the head alone 43 against 29. In float16 the fused set has norms of its own.
-"""
-
-SMALL_LAYER_BYTES = 16 << 20
-"""Weights of a layer up to which launches cost more: SmolLM2-135M has 7 MB; Qwen3-8B has 386 MB, faster by library."""
+Chooser: TypeAlias = Callable[[FusedOps, PlainOps], tuple[OpTable, str]]
+"""From the fused set and the library's to the sets by rows, and a line that says which."""
 
 SPLIT_ROWS = 128
 """Rows up to which attention splits the keys instead of the rows."""
@@ -75,12 +72,12 @@ def build_ops(
     on_gpu: bool,
     choice: OpsChoice = "auto",
     numerics: Numerics = "fast",
+    chooser: Chooser | None = None,
 ) -> tuple[OpTable, str]:
     """The sets that record the steps of an engine, with the scratch they need, and what was chosen, for the description.
 
-    auto: on a GPU with a 16-bit model the library's products and attention on tensor cores, but the fused set where it was measured
-    faster (`AUTO_FUSED_ROWS`); else the plain set. batch_invariant: the fused set for every step, so that the order of a row's sums
-    never depends on the batch.
+    auto: on a GPU with a 16-bit model whichever set `chooser` finds faster for so many rows (None: fused up to `AUTO_FUSED_ROWS`);
+    else the plain set. batch_invariant: the fused set for every step, so that the order of a row's sums never depends on the batch.
 
     Raises:
         ConfigError: the fused set was asked for and cannot take this model, or `plain` together with batch_invariant.
@@ -93,27 +90,18 @@ def build_ops(
         asked = "numerics = batch_invariant" if invariant else "graphs.ops = fused"
         raise ConfigError(f"{asked}: {refusal}; set numerics = fast and graphs.ops = plain")
     if choice == "plain" or (choice == "auto" and not invariant and (refusal or not on_gpu or dtype == "float32")):
-        return OpTable.of(PlainOps(PagedAttention(), _stripes(device, spec, sizes) if on_gpu else None)), "plain"
+        return OpTable(PlainOps(PagedAttention(), _stripes(device, spec, sizes) if on_gpu else None)), "plain"
     tokens = sizes.max_num_batched_tokens
     attention = SplitAttention(_split_scratch(device, spec, sizes, dtype, tokens if invariant else min(tokens, SPLIT_ROWS)))
     stripes = _stripes(device, spec, sizes) if on_gpu else None
     library = PlainOps(attention, stripes)
-    if choice == "auto" and not invariant:
-        if dtype != "bfloat16" or layer_bytes(spec, dtype) > SMALL_LAYER_BYTES:
-            return OpTable.of(library), "library products, split attention"
-        mixed = FusedOps(_fused_scratch(device, spec, sizes), attention, stripes=stripes)
-        said = f"fused up to {AUTO_FUSED_ROWS} token rows with the library's head, library products above"
-        return OpTable(library, mixed, AUTO_FUSED_ROWS), said
-    fused = FusedOps(_fused_scratch(device, spec, sizes), attention, batch_invariant=invariant)
+    fused = FusedOps(_fused_scratch(device, spec, sizes), attention)
     if invariant:
-        return OpTable.of(fused), "fused for every step: batch_invariant"
-    return OpTable(library, fused, MOST_FUSED_ROWS), f"fused up to {MOST_FUSED_ROWS} token rows, library products above"
-
-
-def layer_bytes(spec: ModelSpec, dtype: WeightDtype) -> int:
-    """Bytes of the matrices of one layer."""
-    elements = spec.hidden_size * (spec.qkv_size + spec.q_size + 3 * spec.intermediate_size)
-    return elements * STORAGE[dtype].itemsize
+        return OpTable(fused), "fused for every step: batch_invariant"
+    if choice == "auto" and chooser is not None:
+        return chooser(fused, library)
+    rows = MOST_FUSED_ROWS if choice == "fused" else AUTO_FUSED_ROWS
+    return OpTable(library, ((rows, fused),)), f"fused up to {rows} token rows, library products above"
 
 
 def _stripes(device: Any, spec: ModelSpec, sizes: StepSizes) -> Stripes:
@@ -137,7 +125,7 @@ def _split_scratch(device: Any, spec: ModelSpec, sizes: StepSizes, dtype: Weight
 
 def _fused_scratch(device: Any, spec: ModelSpec, sizes: StepSizes) -> FusedScratch:
     tiles = -(-spec.hidden_size // TILE_ROWS)
-    stripes = stripes_of(spec.vocab_size, spec.hidden_size)
+    stripes = stripes_of(spec.vocab_size)
     return FusedScratch(
         squares=device.array("squares", (sizes.max_num_batched_tokens, tiles), np.float32),
         best_value=device.array("best_value", (stripes, sizes.num_logits), np.float32),

@@ -1,0 +1,215 @@
+"""Which set of operations records a step of so many rows: measured on the GPU that is there, once, and remembered.
+
+The layers of the model itself are run, as many as outgrow L2, in graphs that take turns; attention, which the sets share, is left
+out. What was measured is kept in the user's cache folder under GPU, driver, shape, type and sources: a second start with the same
+takes the same sets, and so do two processes that share the folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphs.arrays import LayerArrays, ModelArrays, Scratch, SlotState, StepArrays, StepInputs
+from graphs.compile_cache import kernel_cache_dir
+from graphs.fused_ops import FusedOps
+from graphs.ops import ForwardPass, HeadOps, Ops, OpTable
+from graphs.plain_ops import PlainOps
+from runtime.checkpoint.cache import cache_folder
+
+logger = logging.getLogger(__name__)
+
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+"""Token rows that are measured; a step takes what was best for the next larger of them, one of more rows the library."""
+
+TURNS = 5
+
+_NAMES = {True: "fused", False: "library"}
+
+_BYTES = 400_000_000
+"""Weights that a graph reads at least, if the model has as many: several times L2."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Microseconds of all measured layers without attention, and of the head with its argmax: by set, in the order of `rows`."""
+
+    rows: list[int]
+    fused_layers: list[float]
+    library_layers: list[float]
+    fused_head: list[float]
+    library_head: list[float]
+
+    def fused_best(self) -> list[tuple[bool, bool]]:
+        """For each row count: is the fused set faster in the layers, and in the head?"""
+        layers = [ours < other for ours, other in zip(self.fused_layers, self.library_layers, strict=True)]
+        heads = [ours < other for ours, other in zip(self.fused_head, self.library_head, strict=True)]
+        return list(zip(layers, heads, strict=True))
+
+    @classmethod
+    def of(cls, values: Any) -> Measured | None:
+        """From JSON; None where it is anything but what `asdict` wrote."""
+        names = list(cls.__dataclass_fields__)
+        if not isinstance(values, dict) or sorted(values) != sorted(names):
+            return None
+        columns = list(values.values())
+        if not all(isinstance(column, list) and len(column) == len(values["rows"]) > 0 for column in columns):
+            return None
+        numbers = [number for column in columns for number in column]
+        if not all(isinstance(number, int | float) and not isinstance(number, bool) and 0 < number < 1e9 for number in numbers):
+            return None
+        return cls(**values)
+
+
+def table_of(measured: Measured, fused: FusedOps, library: PlainOps) -> tuple[OpTable, str]:
+    """The sets that were fastest, and a line that says which."""
+    our_head, library_head = replace(fused, stripes=None), replace(fused, stripes=library.stripes)
+    few: list[tuple[int, Ops]] = []
+    said = []
+    for rows, (fused_layers, fused_head) in zip(measured.rows, measured.fused_best(), strict=True):
+        head = our_head if fused_head else library_head
+        few.append((rows, HeadOps(fused if fused_layers else library, head)))
+        said.append(f"{rows} {_NAMES[fused_layers]} + {_NAMES[fused_head]}")
+    return OpTable(library, tuple(few)), f"measured, layers + head up to so many rows: {', '.join(said)}; library above"
+
+
+class OpsChooser:
+    """Measures, or remembers. CUDA only.
+
+    Args:
+        device: a CUDA device.
+        model: its weights, on the device.
+        scratch: activations of the largest step; their contents are lost.
+    """
+
+    def __init__(self, device: Any, model: ModelArrays, scratch: Scratch) -> None:
+        self.device, self.model, self.scratch = device, model, scratch
+
+    def __call__(self, fused: FusedOps, library: PlainOps) -> tuple[OpTable, str]:
+        key = self._key()
+        path = cache_folder() / "choices" / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]}.json"
+        measured = read_measured(path, key)
+        if measured is None:
+            measured = self._measure(fused, library)
+            write_measured(path, key, measured)
+        return table_of(measured, fused, library)
+
+    def _rows(self) -> list[int]:
+        most = min(self.scratch.residual.shape[0], self.scratch.logits.shape[0])
+        return [rows for rows in ROWS if rows <= most] or [1]
+
+    def _key(self) -> dict[str, Any]:
+        """Everything that a measurement depends on. The folder of compiled kernels is named after their sources."""
+        shape = self.model.shape
+        return {
+            "device": self.device.description,
+            "shape": asdict(shape),
+            "layers": len(self.model.layers),
+            "dtype": str(self.model.head.dtype),
+            "rows": self._rows(),
+            "sources": kernel_cache_dir().name,
+        }
+
+    def _measure(self, fused: FusedOps, library: PlainOps) -> Measured:
+        heads = {"fused_head": replace(fused, stripes=None), "library_head": replace(fused, stripes=library.stripes)}
+        found: dict[str, list[float]] = {name: [] for name in ("fused_layers", "library_layers", *heads)}
+        stream = self.device.stream("choose_ops")
+        borrowed: list[Any] = []
+        rows = self._rows()
+        for count in rows:
+            run = self._pass(stream, count, borrowed)
+            records: dict[str, Callable[[], None]] = {
+                "fused_layers": lambda run=run: self._layers(run, fused),  # type: ignore[misc]
+                "library_layers": lambda run=run: self._layers(run, library),  # type: ignore[misc]
+            }
+            for name, ops in heads.items():
+                records[name] = lambda run=run, ops=ops, count=count: ops.logits(run, count)  # type: ignore[misc]
+            for name, time in measure_in_turn(self.device, stream, records).items():
+                found[name].append(time)
+        stream.synchronize()
+        for array in borrowed:
+            self.device.free(array)
+        return Measured(rows, **found)
+
+    def _pass(self, stream: Any, rows: int, borrowed: list[Any]) -> ForwardPass:
+        """A step of so many rows, all of them live; what only attention and embedding read is left out."""
+
+        def integers(name: str, values: Any) -> Any:
+            array = self.device.array(f"choose_ops.{name}.{rows}", np.shape(values), np.int32)
+            self.device.upload(array, np.asarray(values, np.int32))
+            borrowed.append(array)
+            return array
+
+        live, indices = integers("live", [rows, 1, rows]), integers("indices", np.arange(rows))
+        inputs = StepInputs(live, indices, indices, indices, indices, indices)
+        step = StepArrays(**(dict.fromkeys(StepArrays.__dataclass_fields__, indices) | {"inputs": inputs}))
+        state = SlotState(**dict.fromkeys(SlotState.__dataclass_fields__, indices))
+        return ForwardPass(stream, self.model, self.scratch, state, step, rows)
+
+    def _measured_layers(self) -> Sequence[LayerArrays]:
+        layers = self.model.layers
+        layer_bytes = sum(weight.nbytes for weight in (layers[0].qkv, layers[0].out, layers[0].gate_up, layers[0].down))
+        return layers[: max(2, -(-_BYTES // layer_bytes))]
+
+    def _layers(self, run: ForwardPass, ops: Ops) -> None:
+        for layer in self._measured_layers():
+            ops.attention_inputs(run, layer)
+            ops.attention_output(run, layer, layer.post_norm)
+            ops.feed_forward(run, layer, layer.input_norm)
+
+
+def measure_in_turn(device: Any, stream: Any, records: dict[str, Callable[[], None]]) -> dict[str, float]:
+    """Median microseconds of the graph of each, replayed in turn."""
+    graphs = {}
+    for name, record in records.items():
+        record()  # compiles, outside the capture
+        with stream.capture(f"choose_ops.{name}") as captured:
+            record()
+        graphs[name] = captured.graph
+    begin, end = (device.event(f"choose_ops.{which}", timing=True) for which in ("begin", "end"))
+    times: dict[str, list[float]] = {name: [] for name in records}
+    for turn in range(TURNS + 1):
+        for name, graph in graphs.items():
+            stream.record(begin)
+            graph.launch(stream)
+            stream.record(end)
+            end.synchronize()
+            if turn > 0:
+                times[name].append(end.milliseconds_since(begin) * 1e3)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def read_measured(path: Path, key: dict[str, Any]) -> Measured | None:
+    """What was remembered under this key; None, with a log line, where the file is not what `write_measured` wrote."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        logger.warning("choice of operations %s cannot be read (%s): measured anew", path, error)
+        return None
+    measured = Measured.of(content.get("measured")) if isinstance(content, dict) and content.get("key") == key else None
+    if measured is None or measured.rows != key["rows"]:
+        logger.warning("choice of operations %s is not of this model, device and version: measured anew", path)
+        return None
+    return measured
+
+
+def write_measured(path: Path, key: dict[str, Any], measured: Measured) -> None:
+    """Remember, whole or not at all; a folder that cannot be written costs the next start the measurement."""
+    own = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        own.write_text(json.dumps({"key": key, "measured": asdict(measured)}, indent=1), encoding="utf-8")
+        own.replace(path)
+    except OSError as error:
+        logger.warning("choice of operations %s cannot be kept (%s): the next start measures again", path, error)

@@ -1,0 +1,137 @@
+"""What is remembered of a choice of operations, and what is made of it; the measurement itself runs on the virtual device."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graphs.cpu_executor import CpuExecutor
+from graphs.fused_ops import FusedOps
+from graphs.ops import HeadOps, OpTable
+from graphs.plain_ops import PlainOps
+from runtime import bench_kernels
+from runtime.models import choose_ops
+from runtime.models.choose_ops import Measured, OpsChooser, read_measured, table_of, write_measured
+from runtime.models.scratch import allocate_scratch, build_ops
+from runtime.models.spec import ModelSpec
+from runtime.step_buffers import StepSizes
+from runtime.virtual_device import VirtualDevice
+from tests.storage_cases import stored
+from tests.test_bench_kernels import tiny
+
+KEY = {"device": "a GPU", "rows": [1, 8]}
+MEASURED = Measured([1, 8], [10.0, 30.0], [20.0, 20.0], [5.0, 5.0], [4.0, 6.0])
+SIZES = StepSizes(2, 7, 64, 16, 16, 1)
+
+
+def test_what_was_measured_is_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "choices" / "a.json"
+    assert read_measured(path, KEY) is None
+    write_measured(path, KEY, MEASURED)
+    assert read_measured(path, KEY) == MEASURED
+    assert [file.name for file in path.parent.iterdir()] == ["a.json"]
+
+
+def damaged(change: Callable[[dict[str, Any]], None]) -> str:
+    content = {"key": KEY, "measured": MEASURED.__dict__ | {}}
+    content = json.loads(json.dumps(content))
+    change(content)
+    return json.dumps(content)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "\x00\xff",
+        damaged(lambda content: content.update(key={"device": "another GPU", "rows": [1, 8]})),
+        damaged(lambda content: content.pop("measured")),
+        damaged(lambda content: content["measured"].pop("rows")),
+        damaged(lambda content: content["measured"].update(rows=[])),
+        damaged(lambda content: content["measured"].update(rows=[1, 4])),
+        damaged(lambda content: content["measured"].update(fused_head=[1.0])),
+        damaged(lambda content: content["measured"].update(fused_head=[1.0, None])),
+        damaged(lambda content: content["measured"].update(fused_head=[1.0, -1.0])),
+        damaged(lambda content: content["measured"].update(fused_head=[1.0, float("nan")])),
+        damaged(lambda content: content["measured"].update(fused_head="ab")),
+    ],
+)
+def test_a_damaged_file_is_ignored_with_a_log_line(tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text, encoding="latin-1")
+    with caplog.at_level(logging.WARNING):
+        assert read_measured(path, KEY) is None
+    assert "measured anew" in caplog.text
+    assert str(path) in caplog.text
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "choices").write_text("a file")
+    with caplog.at_level(logging.WARNING):
+        write_measured(tmp_path / "choices" / "a.json", KEY, MEASURED)
+    assert "cannot be kept" in caplog.text
+
+
+def sets_of(device: VirtualDevice, spec: ModelSpec) -> tuple[FusedOps, PlainOps]:
+    table, _ = build_ops(device, spec, SIZES, "bfloat16", on_gpu=True)
+    fused = table.for_rows(1)
+    assert isinstance(fused, FusedOps)
+    assert isinstance(table.many, PlainOps)
+    return fused, table.many
+
+
+def test_each_row_count_gets_what_was_fastest() -> None:
+    fused, library = sets_of(VirtualDevice(CpuExecutor(), poison=True), tiny("qwen3-8b"))
+    table, said = table_of(MEASURED, fused, library)
+    one, eight = table.for_rows(1), table.for_rows(2)
+    assert isinstance(one, HeadOps)
+    assert isinstance(eight, HeadOps)
+    assert one.layers is fused
+    assert eight.layers is library
+    assert isinstance(one.head, FusedOps)
+    assert isinstance(eight.head, FusedOps)
+    assert one.head.stripes is library.stripes is not None
+    assert eight.head.stripes is None
+    assert table.for_rows(8) is eight
+    assert table.for_rows(9) is library
+    assert said == "measured, layers + head up to so many rows: 1 fused + library, 8 library + fused; library above"
+
+
+def test_a_second_start_remembers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whole: every record runs on the virtual device, with its race detector; then nothing is measured again."""
+    monkeypatch.setenv("DRAFTGRAPH_CACHE", str(tmp_path))
+    device = VirtualDevice(CpuExecutor(), poison=True)
+    rng, spec = np.random.default_rng(1), tiny("qwen3-8b")
+
+    def fill(array: Any, scale: float) -> None:
+        device.upload(array, stored((rng.standard_normal(array.shape) * scale).astype(np.float32), "bfloat16"))
+
+    monkeypatch.setattr(bench_kernels, "fill_normal", fill)
+    model = bench_kernels.random_model(device, spec, "bfloat16", 8, 64)  # type: ignore[arg-type]
+    fused, library = sets_of(device, spec)
+    runs: list[str] = []
+
+    def measure(device: Any, stream: Any, records: dict[str, Callable[[], None]]) -> dict[str, float]:
+        for name, record in records.items():
+            record()
+            stream.synchronize()
+            runs.append(name)
+        return {name: float(i + 1) for i, name in enumerate(records)}
+
+    monkeypatch.setattr(choose_ops, "measure_in_turn", measure)
+    scratch = allocate_scratch(device, spec, SIZES, "bfloat16")
+    device.upload(scratch.residual, np.ones(scratch.residual.shape, np.float32))
+    first = OpsChooser(device, model, scratch)(fused, library)
+    assert runs == ["fused_layers", "library_layers", "fused_head", "library_head"] * 5  # 1, 2, 4, 8 and 16 rows
+    again: tuple[OpTable, str] = OpsChooser(device, model, scratch)(fused, library)
+    assert len(runs) == 20
+    assert again == first
+    assert "16 fused + fused" in first[1]
