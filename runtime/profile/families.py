@@ -65,7 +65,7 @@ class Share:
 
     Attributes:
         share: of the replay's span. time_ns: the same share of the span that the graph pass measured.
-        kernels: records of one replay. nbytes: weights that it reads.
+        kernels: records of one replay. nbytes: that it has to read: weights, or keys and values.
     """
 
     family: str
@@ -76,7 +76,7 @@ class Share:
 
     @property
     def gigabytes_per_s(self) -> float | None:
-        """Bytes of weights over the time of the family; None where it reads none."""
+        """Bytes over the time of the family; None where nobody counted them."""
         return self.nbytes / self.time_ns if self.nbytes and self.time_ns else None
 
 

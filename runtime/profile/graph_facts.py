@@ -1,14 +1,15 @@
-"""What is known of a graph before it runs: the family of each operation in it, and the weights that a replay reads."""
+"""What is known of a graph before it runs: the family of each operation in it, and the bytes that a replay has to read."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from typing import Any
 
+from graphs.key import Family
 from graphs.launch import Array
 from graphs.library import GraphLibrary
 from graphs.trace import Node
-from runtime.profile.families import COPIES, DRAFTER, PRODUCTS, family_of_module
+from runtime.profile.families import ATTENTION, COPIES, DRAFTER, PRODUCTS, family_of_module
 
 
 def families_of(library: GraphLibrary) -> dict[str, str]:
@@ -16,9 +17,13 @@ def families_of(library: GraphLibrary) -> dict[str, str]:
     return {node.name: _family(node) for trace in library.traces.values() for node in trace.nodes}
 
 
-def weight_bytes(library: GraphLibrary) -> dict[str, dict[str, int]]:
-    """By key and family: bytes of constants that products read in one replay. Tables of which an operation reads a few rows, such
-    as an embedding, are left out."""
+def bytes_read(library: GraphLibrary, context_bytes: int) -> dict[str, dict[str, int]]:
+    """By key and family, what one replay has to read: of products the weights, each once; of attention in a decode or verify step
+    the keys and values of the requests so far. Tables of which an operation reads a few rows, such as an embedding, are left out.
+
+    Args:
+        context_bytes: of the keys and values of all requests, in the middle of the window.
+    """
     found: dict[str, dict[str, int]] = {}
     for key, trace in library.traces.items():
         totals: defaultdict[str, int] = defaultdict(int)
@@ -27,6 +32,8 @@ def weight_bytes(library: GraphLibrary) -> dict[str, dict[str, int]]:
             if family in (PRODUCTS, DRAFTER):
                 weights = {array.name: array.nbytes for array in node.args if _is_constant(array)}
                 totals[family] += sum(weights.values())
+        if key.family in (Family.DECODE, Family.VERIFY):
+            totals[ATTENTION] = context_bytes
         found[str(key)] = {family: nbytes for family, nbytes in totals.items() if nbytes}
     return found
 

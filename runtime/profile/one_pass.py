@@ -11,7 +11,7 @@ from runtime.copy_bandwidth import copy_bandwidth
 from runtime.machine import describe
 from runtime.phase_clock import NO_PHASES, Phase, PhaseClock
 from runtime.profile.collectors import Collector, EventCollector, QueueCollector, ReplayLog
-from runtime.profile.graph_facts import families_of, weight_bytes
+from runtime.profile.graph_facts import bytes_read, families_of
 from runtime.profile.trace import Mode, Trace
 from runtime.profile.workload import Workload
 
@@ -50,7 +50,7 @@ def run_pass(
         collector.begin(engine)
         engine.trace_phases(clock)
         try:
-            window, tokens = workload.run(engine, log, params)
+            window = workload.run(engine, log, params)
         finally:
             clock.mark(Phase.OUTSIDE)  # ends the last phase
             engine.trace_phases(NO_PHASES)
@@ -63,13 +63,13 @@ def run_pass(
             collector.mode,
             activities,
             log.replays(),
-            window,
+            window.replays,
             {str(key): count for key, count in (library.launches - before).items()},
             clock.spans(),
             dropped,
             clock.lost,
-            tokens,
-            weight_bytes(library),
+            window.tokens,
+            bytes_read(library, window.context * _cache_bytes(engine)),
             families_of(library),
             facts,
         )
@@ -78,3 +78,9 @@ def run_pass(
 def _watched(library: Any, log: ReplayLog) -> ReplayLog:
     library.watch = log
     return log
+
+
+def _cache_bytes(engine: Any) -> int:
+    """Keys and values of one token in all layers."""
+    scheduler = engine.info()["scheduler"]
+    return int(scheduler["kv_cache_bytes"]) // (int(scheduler["num_blocks"]) * int(scheduler["block_size"]))

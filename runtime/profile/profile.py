@@ -145,7 +145,7 @@ def _share(share: Share) -> dict[str, Any]:
         "kernels": share.kernels,
     }
     if share.gigabytes_per_s is not None:
-        values |= {"weight_bytes": share.nbytes, "gigabytes_per_s": share.gigabytes_per_s}
+        values |= {"bytes_read": share.nbytes, "gigabytes_per_s": share.gigabytes_per_s}
     return values
 
 

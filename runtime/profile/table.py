@@ -70,7 +70,7 @@ def _shares(shares: list[dict[str, Any]]) -> Iterator[str]:
     for share in shares:
         line = f"  {share['family']:16}{share['percent']:7.2f} %{share['us']:11.1f} us{share['kernels']:8.1f} records"
         if "gigabytes_per_s" in share:
-            line += f"  weights at {share['gigabytes_per_s']:.0f} GB/s"
+            line += f"  reads at {share['gigabytes_per_s']:.0f} GB/s"
         if "percent_of_copy" in share:
             line += f", {share['percent_of_copy']:.0f} % of a copy's rate"
         yield line

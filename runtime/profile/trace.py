@@ -81,7 +81,7 @@ class Trace:
         phases: of the host, in order.
         dropped: records that the collector lost. lost_marks: phases that were not kept.
         tokens: that the steps of the window yielded.
-        family_bytes: by key and kernel family: bytes of weights that one replay reads.
+        family_bytes: by key and kernel family: bytes that one replay has to read.
         families: operation -> family, of every kernel that a graph launches.
         facts: of the machine and the workload, for the record.
     """

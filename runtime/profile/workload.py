@@ -17,6 +17,21 @@ SLACK_STEPS = 8
 
 
 @dataclass(frozen=True)
+class Window:
+    """What a workload says of its window.
+
+    Attributes:
+        replays: indices in the log of the first replay and of the one behind the last.
+        tokens: that were delivered while it lasted.
+        context: tokens of all requests together in the middle of it: those that a step attends to.
+    """
+
+    replays: tuple[int, int]
+    tokens: int
+    context: int
+
+
+@dataclass(frozen=True)
 class Workload:
     """What the profiled engine does.
 
@@ -33,8 +48,8 @@ class Workload:
         """That one request may produce, with every draft accepted."""
         return (self.warmup_steps + self.steps + SLACK_STEPS) * (1 + num_speculative_tokens)
 
-    def run(self, engine: Any, log: ReplayLog, params: SamplingParams) -> tuple[tuple[int, int], int]:
-        """Play the workload. Returns the window as indices of `log`, and the tokens that were delivered while it lasted.
+    def run(self, engine: Any, log: ReplayLog, params: SamplingParams) -> Window:
+        """Play the workload.
 
         Raises:
             ConfigError: the requests cannot all decode for that many steps.
@@ -45,8 +60,9 @@ class Workload:
         generations = [engine.submit(prompt, endless, index=index) for index, prompt in enumerate(self.prompts)]
         try:
             self._refuse_too_long(engine, generations, needed, 1 + k)
+            context = sum(len(generation.request.prompt_token_ids) for generation in generations)
             while engine.scheduler.num_waiting or log.uniform_steps() < self.warmup_steps:
-                self._step(engine, generations)
+                context += self._step(engine, generations)
             first = len(log)
             tokens = sum(self._step(engine, generations) for _ in range(self.steps))
             last = len(log)
@@ -55,7 +71,7 @@ class Workload:
             for generation in generations:
                 engine.cancel(generation.request.request_id)
             engine.drain()
-        return (first, last), tokens
+        return Window((first, last), tokens, context + tokens // 2)
 
     def _step(self, engine: Any, generations: Sequence[Generation]) -> int:
         """One step; the tokens that it delivered. Raises ConfigError when a request has ended."""
