@@ -8,7 +8,7 @@ from kernels.block_reduce import block_total
 from kernels.lang import MAX_THREADS, NEG_INF, block_max, cuda, f32, i32, kernel
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_storage import narrow
-from kernels.lang_warp import lane, warp_size
+from kernels.lang_warp import lane, octet_best, octet_lane, octet_size, warp_barrier, warp_size
 from kernels.project import divide, multiplying_warps, warp_of_block
 from kernels.tile import (
     TILE,
@@ -17,10 +17,6 @@ from kernels.tile import (
     begin_products,
     begin_rows,
     finish_products,
-    octet_best,
-    octet_lane,
-    octet_size,
-    warp_barrier,
 )
 
 _REGISTERS = 96
@@ -32,7 +28,6 @@ _RING = _WARPS * 9 * 256 + 4
 """As kernels.tile.RING, for fewer warps."""
 
 _PARTIAL = _WARPS * 2 * TILE
-
 
 
 _ROWS_AT_ONCE = 32

@@ -133,3 +133,51 @@ def _gpu_warp_barrier():
 @primitive(lambda: _gpu_warp_barrier)
 def warp_barrier():
     """The lanes of a warp wait for each other, and then see what the others stored in shared memory."""
+
+
+def _gpu_octet_lane():
+    return i32(numba_cuda.threadIdx.x & 7)
+
+
+def _gpu_octet_size():
+    return i32(8)
+
+
+def _gpu_octet_sum(value):
+    value += numba_cuda.shfl_xor_sync(_ALL_LANES, value, 4)
+    value += numba_cuda.shfl_xor_sync(_ALL_LANES, value, 2)
+    value += numba_cuda.shfl_xor_sync(_ALL_LANES, value, 1)
+    return value
+
+
+def _gpu_octet_best(value, column):
+    for distance in (4, 2, 1):
+        other = numba_cuda.shfl_xor_sync(_ALL_LANES, value, distance)
+        place = numba_cuda.shfl_xor_sync(_ALL_LANES, column, distance)
+        if other > value or (other == value and place < column):
+            value, column = other, place
+    return value, column
+
+
+@primitive(lambda: _gpu_octet_lane)
+def octet_lane():
+    """Place of this thread among the eight neighbours that share a row of eight sums; a CPU's thread is alone."""
+    return i32(0)
+
+
+@primitive(lambda: _gpu_octet_size)
+def octet_size():
+    """Threads that share a row of eight sums: 8 on a GPU, else 1."""
+    return i32(1)
+
+
+@primitive(lambda value: _gpu_octet_sum)
+def octet_sum(value):
+    """Sum over the octet, returned to each of its threads; every lane of the warp must call it."""
+    return value
+
+
+@primitive(lambda value, column: _gpu_octet_best)
+def octet_best(value, column):
+    """(largest value of the octet, lowest column that holds it), returned to each of its threads; every lane must call it."""
+    return value, column

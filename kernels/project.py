@@ -17,24 +17,20 @@ from __future__ import annotations
 import math
 
 from kernels.exponential import exp
-from kernels.lang import cuda, device_function, f32, i32, kernel, u32
+from kernels.lang import SIMULATED, cuda, device_function, f32, i32, kernel, u32
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_storage import narrow, widen
-from kernels.lang_warp import lane, primitive, warp_size, warp_sum
+from kernels.lang_warp import lane, octet_lane, octet_size, octet_sum, primitive, warp_size, warp_sum
 from kernels.tile import (
     MAX_WARPS,
     PARTIAL,
     RING,
-    SIMULATED,
     TILE,
     TILE_ROWS,
     TILE_TOKENS,
     begin_products,
     begin_rows,
     finish_products,
-    octet_lane,
-    octet_size,
-    octet_sum,
 )
 
 if not SIMULATED:

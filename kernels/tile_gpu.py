@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from kernels.lang import cuda, device_function, f32, i32, i64, u32
+from kernels.lang import device_function, f32, i32, i64, u32
 from kernels.lang_mma import (
     commit_copies,
     copy16_ahead,
@@ -26,13 +26,12 @@ from kernels.lang_mma import (
     wait_first_copies,
     wait_second_copies,
 )
-from kernels.lang_warp import lane
+from kernels.lang_warp import lane, quad_sum, warp_barrier
 
 _ROWS = 8
 _TOKENS = 8
 _CHUNK = 64
 _SLAB_BYTES = 1024
-_ALL_LANES = 0xFFFFFFFF
 
 
 @device_function
@@ -50,36 +49,6 @@ def no_sums():
 @device_function
 def add_sums(a, b):
     return a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3]
-
-
-@device_function
-def warp_barrier():
-    cuda.syncwarp()
-
-
-@device_function
-def octet_lane():
-    return i32(u32(cuda.threadIdx.x) & u32(7))
-
-
-@device_function
-def octet_sum(value):
-    value += cuda.shfl_xor_sync(_ALL_LANES, value, 4)
-    value += cuda.shfl_xor_sync(_ALL_LANES, value, 2)
-    value += cuda.shfl_xor_sync(_ALL_LANES, value, 1)
-    return value
-
-
-@device_function
-def octet_best(value, column):
-    distance = i32(4)
-    while distance > i32(0):
-        other = cuda.shfl_xor_sync(_ALL_LANES, value, distance)
-        place = cuda.shfl_xor_sync(_ALL_LANES, column, distance)
-        if other > value or (other == value and place < column):
-            value, column = other, place
-        distance = distance >> i32(1)
-    return value, column
 
 
 @device_function
@@ -174,7 +143,7 @@ def _finish(mma: Any, slabs: int, stages: int, wait: Any) -> Callable[..., Any]:
         k, turn = part * i32(_CHUNK), u32(0)
         while k < depth:
             wait()
-            cuda.syncwarp()
+            warp_barrier()
             x0, x1 = read16(u32(near + turn + u32(slabs * _SLAB_BYTES))), read16(u32(far + turn + u32(slabs * _SLAB_BYTES)))
             w, u = read16(u32(near + turn)), read16(u32(far + turn))
             if slabs > 1:
@@ -183,7 +152,7 @@ def _finish(mma: Any, slabs: int, stages: int, wait: Any) -> Callable[..., Any]:
             b = mma(b, w[2], v[2], w[3], v[3], x0[2], x0[3])
             c = mma(c, u[0], e[0], u[1], e[1], x1[0], x1[1])
             d = mma(d, u[2], e[2], u[3], e[3], x1[2], x1[3])
-            cuda.syncwarp()
+            warp_barrier()
             if chunk < depth:
                 column = chunk + piece
                 size, here = bytes_at(column, depth), i64(min(column, depth - i32(8)))
@@ -268,7 +237,6 @@ def scales_of_rows(scale, squares, token, width, eps):
             total += squares[row, i]
             i += i32(4)
     total += other
-    total += cuda.shfl_xor_sync(_ALL_LANES, total, 1)
-    total += cuda.shfl_xor_sync(_ALL_LANES, total, 2)
+    total = quad_sum(total)
     if quad == i32(0):
         scale[group] = f32(1.0) / f32(math.sqrt(total / f32(width) + eps))
