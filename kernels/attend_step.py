@@ -17,16 +17,9 @@ from typing import Any
 
 from kernels.exponential import exp
 from kernels.lang import NEG_INF, SIMULATED, cuda, device_function, f32, i32, kernel
-from kernels.lang_overlap import (
-    cluster_barrier,
-    cluster_rank,
-    cluster_size,
-    let_next_launch_start,
-    shared_of_rank,
-    wait_for_launches,
-)
+from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_storage import narrow, widen
-from kernels.lang_warp import lane, primitive, warp_broadcast, warp_max, warp_size, warp_sum
+from kernels.lang_warp import lane, primitive, warp_size, warp_sum
 from kernels.project import ceil_div, divide
 from kernels.rotate import head_scale, rotate_head, store_heads
 
@@ -50,55 +43,30 @@ CLUSTER = 8
 
 _RING = WARPS * PAIRS * MAX_HEAD_DIM + 4  # keys and values under way, later sums; 4 to begin at 16 bytes
 _QUERIES = PAIRS * MAX_HEAD_DIM + 4
-_STATS = 2 * WARPS * PAIRS
-_EARLY = ("k_cache", "v_cache", "block_tables", "positions", "idx_mapping", "query_start_loc", "num_requests")
+_STATS = 2 * WARPS * PAIRS + 4
+_EARLY = ("k_cache", "v_cache", "block_tables", "positions", "idx_mapping", "query_start_loc", "num_requests", "slot_mapping")
 
 
-def _of_cache(forms: str) -> Any:
-    """A GPU's form for 16-bit caches, which stand second."""
-
-    def choose(first: Any, cache: Any, *rest: Any) -> Any:
-        return getattr(attend_step_gpu, forms).get(str(cache.dtype))
-
-    return choose
+def _gpu_step(out: Any, k_cache: Any, *rest: Any) -> Any:
+    return attend_step_gpu.STEP.get(str(k_cache.dtype))
 
 
-@primitive(_of_cache("FETCH"))
-def fetch_keys(ring, k_cache, v_cache, block_tables, slot, kv_head, tile, limit, keys, warp):
-    """Let tile `tile` of keys and values be under way to the calling warp's part of `ring`. Only a GPU has anything to do.
-
-    Args:
-        limit: int32, keys from here on are not in the cache yet.
-        keys: int32, all that the step's pairs see.
-        others: as in `attend_keys`.
-    """
+def _gpu_has_step(k_cache: Any) -> Any:
+    return attend_step_gpu.yes if str(k_cache.dtype) in attend_step_gpu.STEP else None
 
 
-@primitive(_of_cache("HOLDS"))
-def on_tensor_cores(ring, k_cache):
-    """Do `tensor_queries` and `tensor_keys` do the work? Else the functions of the same parameters below."""
+@primitive(_gpu_has_step)
+def has_tensor_step(k_cache):
+    """Does `tensor_step` do all the work?"""
     return False
 
 
-@primitive(_of_cache("QUERIES"))
-def tensor_queries(queries, k_cache, qkv, gain, table, positions, token, group, kv_head, first_pair, pairs, eps, warp, warps):
-    """`rotate_queries` on a GPU."""
-
-
-@primitive(_of_cache("KEYS"))
-def tensor_keys(
-    ring, k_cache, v_cache, stats, queries, qkv, k_gain, table, block_tables, positions, slot_mapping, slot, kv_head, num_heads,
-    token, group, first_pair, pairs, limit, keys, eps, scale, stores, warp, place, places,
+@primitive(_gpu_step)
+def tensor_step(
+    out, k_cache, v_cache, qkv, q_gain, k_gain, table, block_tables, positions, slot_mapping, idx_mapping, query_start_loc,
+    num_heads, eps, scale, stored, num_requests, ring, queries, stats,
 ):  # fmt: skip
-    """`attend_keys` on a GPU for hd = 64 or 128, with keys from `limit` on out of the projection.
-
-    Args:
-        qkv, k_gain, table, slot_mapping, eps: as in the kernels below.
-        slot, kv_head, num_heads: int32.
-        limit: int32, keys from here on are this step's, of its row 0 and on.
-        stores: bool, this call stores them.
-        others: as in `attend_keys`.
-    """
+    """What `attend_requests` does, on a GPU with a cache in 16 bits, for hd = 64 or 128; nothing elsewhere."""
 
 
 @device_function
@@ -126,20 +94,19 @@ def rotate_queries(queries, k_cache, qkv, gain, table, positions, token, group, 
 @device_function
 def attend_keys(
     ring, k_cache, v_cache, stats, queries, block_tables, positions, slot, kv_head, token, group, first_pair, pairs, keys, scale,
-    warp, place, places,
+    warp, warps,
 ):  # fmt: skip
     """The pairs over the calling warp's tiles of keys: the sums of values by their shares to `ring`, maximum and total to `stats`.
 
     Args:
-        ring: float32 shared [WARPS * PAIRS * MAX_HEAD_DIM + 4]; where a sum lies, `sum_place` says.
+        ring: float32 shared [WARPS * PAIRS * MAX_HEAD_DIM + 4]; a sum of pair p is element (warp * PAIRS + p) * MAX_HEAD_DIM + d.
         k_cache, v_cache: [blocks, block_size, nkv, hd].
         stats: float32 shared [WARPS, 2, PAIRS], flat.
         queries: of `rotate_queries`.
         block_tables, positions, scale: as in the kernels below.
         token: int32, the request's first row. group: int32, query heads of a kv head.
         keys: int32, all that the pairs see.
-        warp: int32, whose part of ring and stats it is.
-        place, places: int32; the warp takes tiles place, place + places, ..
+        warp, warps: int32; the warp takes tiles warp, warp + warps, ..
     """
     block_size, head_dim = i32(k_cache.shape[1]), i32(k_cache.shape[3])
     for p in range(pairs):
@@ -148,7 +115,7 @@ def attend_keys(
         for d in range(lane(), head_dim, warp_size()):
             ring[sums + d] = f32(0.0)
         top, total = NEG_INF, f32(0.0)
-        tile = i32(place)
+        tile = i32(warp)
         while tile * i32(TILE_KEYS) < seen:
             for key in range(tile * i32(TILE_KEYS), min((tile + i32(1)) * i32(TILE_KEYS), seen)):
                 page = divide(key, block_size)
@@ -163,139 +130,79 @@ def attend_keys(
                 for d in range(lane(), head_dim, warp_size()):
                     ring[sums + d] = ring[sums + d] * keep + share * widen(v_cache[block, offset, kv_head, d])
                 top = highest
-            tile += places
+            tile += warps
         if lane() == 0:
             stats[warp * i32(2 * PAIRS) + i32(p)] = top
             stats[warp * i32(2 * PAIRS) + i32(PAIRS + p)] = total
 
 
-@primitive(_of_cache("SUM_PLACE"))
-def sum_place(ring, k_cache, warp, p, d):
-    """Where in `ring` warp `warp` has left the sum of pair p in dim d."""
-    return (warp * PAIRS + p) * MAX_HEAD_DIM + d
-
-
 @device_function
-def fold_warps(out, ring, stats, k_cache, token, group, kv_head, first_pair, pairs, active, rank, warp, warps, ranks):
-    """out = the softmax over all warps of the cluster that had keys, the first `active`: rescaled to the largest, in order.
-
-    The warps of the cluster share the rows: each takes a warp's width of dims of one pair.
-    """
+def fold_warps(out, ring, stats, k_cache, token, group, kv_head, first_pair, pairs, active, warp, warps):
+    """out = the softmax over the `active` warps that had keys: rescaled to the largest, in order. The warps share the pairs."""
     head_dim = i32(k_cache.shape[3])
-    slices = ceil_div(head_dim, warp_size())
-    unit = rank * warps + warp
-    while unit < pairs * slices:
-        p = divide(unit, slices)
-        d = (unit - p * slices) * warp_size() + lane()
-        dim = min(d, head_dim - i32(1))
+    p = i32(warp)
+    while p < pairs:
         top = NEG_INF
-        for w in range(lane(), active, warp_size()):
-            place, whose = i32(w), divide(i32(w), warps)
-            top = max(top, shared_of_rank(stats, (place - whose * warps) * i32(2 * PAIRS) + p, whose))
-        top = warp_max(top)
-        total, normalizer = f32(0.0), f32(0.0)
-        base = i32(0)
-        while base < active:
-            mine, keep, share = base + lane(), f32(0.0), f32(0.0)
-            if mine < active:
-                whose = divide(mine, warps)
-                at = (mine - whose * warps) * i32(2 * PAIRS) + p
-                keep = exp(shared_of_rank(stats, at, whose) - top)
-                share = keep * shared_of_rank(stats, at + i32(PAIRS), whose)
-            normalizer += warp_sum(share)
-            count = min(active - base, warp_size())
-            j = i32(0)
-            while j < count:
-                whose = divide(base + j, warps)
-                at = sum_place(ring, k_cache, base + j - whose * warps, p, dim)
-                total += warp_broadcast(keep, j) * shared_of_rank(ring, at, whose)
-                j += i32(1)
-            base += warp_size()
-        if d < head_dim:
-            row = divide(first_pair + p, group)
-            head = kv_head * group + first_pair + p - row * group
-            out[token + row, head * head_dim + d] = narrow(total * (f32(1.0) / normalizer), out)
-        unit += warps * ranks
+        for w in range(active):
+            top = max(top, stats[w * (2 * PAIRS) + p])
+        normalizer = f32(0.0)
+        for w in range(active):
+            normalizer += stats[w * (2 * PAIRS) + PAIRS + p] * exp(stats[w * (2 * PAIRS) + p] - top)
+        row = divide(first_pair + p, group)
+        column = (kv_head * group + first_pair + p - row * group) * head_dim
+        for d in range(lane(), head_dim, warp_size()):
+            total = f32(0.0)
+            for w in range(active):
+                total += ring[(w * PAIRS + p) * MAX_HEAD_DIM + d] * exp(stats[w * (2 * PAIRS) + p] - top)
+            out[token + row, column + d] = narrow(total * (f32(1.0) / normalizer), out)
+        p += warps
 
 
 @device_function
 def attend_requests(
     out, k_cache, v_cache, qkv, q_gain, k_gain, table, block_tables, positions, slot_mapping, idx_mapping, query_start_loc,
-    num_heads, eps, scale, stored, num_requests,
+    num_heads, eps, scale, stored, num_requests, ring, queries, stats,
 ):  # fmt: skip
-    """What both kernels below do; gains are None where a model has no norm of heads."""
-    ring = cuda.shared.array(_RING, f32)
-    queries = cuda.shared.array(_QUERIES, f32)
-    stats = cuda.shared.array(_STATS, f32)
+    """What both kernels below do where there is no `tensor_step`; gains are None where a model has no norm of heads."""
     num_kv_heads = i32(k_cache.shape[2])
     group = divide(num_heads, num_kv_heads)
     warp, warps = divide(cuda.threadIdx.x, warp_size()), max(divide(cuda.blockDim.x, warp_size()), i32(1))
     warps = min(warps, i32(WARPS))
-    rank, ranks = cluster_rank(), cluster_size()
-    place, places = rank * warps + warp, ranks * warps
+    wait_for_launches()
+    let_next_launch_start()
     request = i32(cuda.blockIdx.z)
     while request < num_requests[0]:
         token, slot = query_start_loc[request], idx_mapping[request]
-        rows = query_start_loc[request + 1] - token
-        tiles = ceil_div(rows * group, i32(PAIRS))
+        pair_count = (query_start_loc[request + 1] - token) * group
         kv_head = i32(cuda.blockIdx.y)
         while kv_head < num_kv_heads:
-            tile = divide(cuda.blockIdx.x, ranks)
-            while tile < tiles:
-                first_pair = i32(tile * i32(PAIRS))
-                pairs = min(rows * group - first_pair, i32(PAIRS))
-                before = positions[token]
+            first_pair = i32(cuda.blockIdx.x * PAIRS)
+            while first_pair < pair_count:
+                pairs = min(pair_count - first_pair, i32(PAIRS))
                 keys = positions[token + divide(first_pair + pairs - i32(1), group)] + i32(1)
-                limit = before
-                if stored != i32(0):
-                    limit = keys
-                    wait_for_launches()
                 if warp < warps:
-                    fetch_keys(ring, k_cache, v_cache, block_tables, slot, kv_head, place, limit, keys, warp)
-                wait_for_launches()
-                let_next_launch_start()
-                if warp < warps:
-                    if on_tensor_cores(ring, k_cache):
-                        tensor_queries(
-                            queries, k_cache, qkv, q_gain, table, positions, token, group, kv_head, first_pair, pairs, eps, warp,
-                            warps,
-                        )  # fmt: skip
-                    else:
-                        rotate_queries(
-                            queries, k_cache, qkv, q_gain, table, positions, token, group, kv_head, first_pair, pairs, eps, warp,
-                            warps,
-                        )  # fmt: skip
-                        if stored == i32(0):
-                            store_heads(
-                                k_cache, v_cache, qkv, k_gain, table, positions, slot_mapping, token, keys - before, num_heads,
-                                kv_head, eps, warp, warps,
-                            )  # fmt: skip
-                cuda.syncthreads()
-                if warp < warps:
-                    if on_tensor_cores(ring, k_cache):
-                        tensor_keys(
-                            ring, k_cache, v_cache, stats, queries, qkv, k_gain, table, block_tables, positions, slot_mapping, slot,
-                            kv_head, num_heads, token, group, first_pair, pairs, limit, keys, eps, scale, tile == tiles - i32(1),
-                            warp, place, places,
-                        )  # fmt: skip
-                    else:
-                        attend_keys(
-                            ring, k_cache, v_cache, stats, queries, block_tables, positions, slot, kv_head, token, group,
-                            first_pair, pairs, keys, scale, warp, place, places,
-                        )  # fmt: skip
-                cuda.syncthreads()
-                cluster_barrier()
-                if warp < warps:
-                    active = min(ceil_div(keys, i32(TILE_KEYS)), places)
-                    fold_warps(
-                        out, ring, stats, k_cache, token, group, kv_head, first_pair, pairs, active, rank, warp, warps, ranks
+                    rotate_queries(
+                        queries, k_cache, qkv, q_gain, table, positions, token, group, kv_head, first_pair, pairs, eps, warp, warps
                     )
+                    if stored == i32(0):  # what this block will read: other blocks may store the same
+                        store_heads(
+                            k_cache, v_cache, qkv, k_gain, table, positions, slot_mapping, token, keys - positions[token],
+                            num_heads, kv_head, eps, warp, warps,
+                        )  # fmt: skip
                 cuda.syncthreads()
-                cluster_barrier()
-                tile += divide(cuda.gridDim.x, ranks)
+                if warp < warps:
+                    attend_keys(
+                        ring, k_cache, v_cache, stats, queries, block_tables, positions, slot, kv_head, token, group, first_pair,
+                        pairs, keys, scale, warp, warps,
+                    )  # fmt: skip
+                cuda.syncthreads()
+                if warp < warps:
+                    active = min(ceil_div(keys, i32(TILE_KEYS)), warps)
+                    fold_warps(out, ring, stats, k_cache, token, group, kv_head, first_pair, pairs, active, warp, warps)
+                cuda.syncthreads()
+                first_pair += i32(cuda.gridDim.x * PAIRS)
             kv_head += i32(cuda.gridDim.y)
         request += i32(cuda.gridDim.z)
-    wait_for_launches()
 
 
 @kernel(writes=("out", "k_cache", "v_cache"), overlap=True, early=_EARLY, cluster=CLUSTER)
@@ -326,10 +233,19 @@ def attend_step(
     reached by all threads of a cluster: loops depend on blockIdx and device state alone. Safe under capture, and idempotent.
     Oracle: oracle_attend.attend_step.
     """
-    attend_requests(
-        out, k_cache, v_cache, qkv, None, None, table, block_tables, positions, slot_mapping, idx_mapping, query_start_loc,
-        num_heads, f32(0.0), scale, stored, num_requests,
-    )  # fmt: skip
+    ring = cuda.shared.array(_RING, f32)
+    queries = cuda.shared.array(_QUERIES, f32)
+    stats = cuda.shared.array(_STATS, f32)
+    if has_tensor_step(k_cache):
+        tensor_step(
+            out, k_cache, v_cache, qkv, None, None, table, block_tables, positions, slot_mapping, idx_mapping, query_start_loc,
+            num_heads, f32(0.0), scale, stored, num_requests, ring, queries, stats,
+        )  # fmt: skip
+    else:
+        attend_requests(
+            out, k_cache, v_cache, qkv, None, None, table, block_tables, positions, slot_mapping, idx_mapping, query_start_loc,
+            num_heads, f32(0.0), scale, stored, num_requests, ring, queries, stats,
+        )  # fmt: skip
 
 
 @kernel(writes=("out", "k_cache", "v_cache"), overlap=True, early=_EARLY, cluster=CLUSTER)
@@ -346,7 +262,16 @@ def norm_attend_step(
 
     Launch and ownership as in `attend_step`. Oracle: oracle_attend.norm_attend_step.
     """
-    attend_requests(
-        out, k_cache, v_cache, qkv, q_gain, k_gain, table, block_tables, positions, slot_mapping, idx_mapping, query_start_loc,
-        num_heads, eps, scale, stored, num_requests,
-    )  # fmt: skip
+    ring = cuda.shared.array(_RING, f32)
+    queries = cuda.shared.array(_QUERIES, f32)
+    stats = cuda.shared.array(_STATS, f32)
+    if has_tensor_step(k_cache):
+        tensor_step(
+            out, k_cache, v_cache, qkv, q_gain, k_gain, table, block_tables, positions, slot_mapping, idx_mapping, query_start_loc,
+            num_heads, eps, scale, stored, num_requests, ring, queries, stats,
+        )  # fmt: skip
+    else:
+        attend_requests(
+            out, k_cache, v_cache, qkv, q_gain, k_gain, table, block_tables, positions, slot_mapping, idx_mapping, query_start_loc,
+            num_heads, eps, scale, stored, num_requests, ring, queries, stats,
+        )  # fmt: skip

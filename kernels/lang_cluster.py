@@ -40,24 +40,32 @@ def _special_register(name: str) -> Any:
 
 _wait = _statement("griddepcontrol.wait;")
 _start = _statement("griddepcontrol.launch_dependents;")
-_barrier = _statement("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;")
+_barrier = _statement("barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.acquire.aligned;")
 _rank = _special_register("cluster_ctarank")
 _size = _special_register("cluster_nctarank")
 
 
 @intrinsic
-def _shared(typingctx, array, index, rank):
+def _address(typingctx, address, rank):
     def codegen(context, builder, sig, args):
-        view = context.make_array(sig.args[0])(context, builder, args[0])
-        pointer = builder.ptrtoint(builder.gep(view.data, [args[1]]), ir.IntType(64))
-        text = (
-            "{ .reg .u64 t; .reg .u32 a; cvta.to.shared.u64 t, $1; cvt.u32.u64 a, t; "
-            "mapa.shared::cluster.u32 a, a, $2; ld.shared::cluster.f32 $0, [a]; }"
-        )
-        kind = ir.FunctionType(_FLOAT, [ir.IntType(64), _WORD])
-        return builder.call(ir.InlineAsm(kind, text, "=f,l,r,~{memory}", side_effect=True), [pointer, args[2]])
+        kind = ir.FunctionType(_WORD, [_WORD, _WORD])
+        return builder.call(ir.InlineAsm(kind, "mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r"), args)
 
-    return signature(types.float32, array, types.int32, types.int32), codegen
+    return signature(types.uint32, types.uint32, types.int32), codegen
+
+
+def _read(space: str) -> Any:
+    def typed(typingctx, address):
+        def codegen(context, builder, sig, args):
+            kind = ir.FunctionType(_FLOAT, [_WORD])
+            return builder.call(ir.InlineAsm(kind, f"ld.{space}.f32 $0, [$1];", "=f,r,~{memory}", side_effect=True), args)
+
+        return signature(types.float32, types.uint32), codegen
+
+    return intrinsic(typed)
+
+
+_read_cluster, _read_block = _read("shared::cluster"), _read("shared")
 
 
 def wait_form():
@@ -80,5 +88,17 @@ def barrier_form():
     _barrier()
 
 
-def shared_form(array, index, rank):
-    return _shared(array, index, rank)
+def address_form(address, rank):
+    return _address(address, rank)
+
+
+def read_form(address):
+    return _read_cluster(address)
+
+
+def own_address_form(address, rank):
+    return address
+
+
+def own_read_form(address):
+    return _read_block(address)

@@ -109,10 +109,6 @@ wait_copies = intrinsic(_statement("cp.async.wait_group 0;"))
 """Wait until all groups of this thread are there."""
 
 
-keep_loop = intrinsic(_statement('.pragma \\22nounroll\\22;'))
-"""In the body of a loop: ptxas does not unroll it. It would move loads for the next turn down to the end of this one."""
-
-
 @intrinsic
 def read16(typingctx, address):
     """The 16 bytes at a shared address, as four uint32."""
@@ -124,45 +120,6 @@ def read16(typingctx, address):
         return _tuple_of(context, builder, sig.return_type, [builder.extract_value(struct, i) for i in range(4)])
 
     return signature(_FOUR_WORDS, types.uint32), codegen
-
-
-@intrinsic
-def ring_offset(typingctx, ring):
-    """Elements of a shared float32 array before its first 16-byte boundary, which is where `ring_address` points."""
-
-    def codegen(context, builder, sig, args):
-        view = context.make_array(sig.args[0])(context, builder, args[0])
-        text = "{ .reg .u64 t; .reg .u32 a; cvta.to.shared.u64 t, $1; cvt.u32.u64 a, t; neg.s32 a, a; bfe.u32 $0, a, 2, 2; }"
-        asm = _asm(text, "=r,l", _WORD, [ir.IntType(64)])
-        return builder.call(asm, [builder.ptrtoint(view.data, ir.IntType(64))])
-
-    return signature(types.int32, ring), codegen
-
-
-@intrinsic
-def write2(typingctx, address, word):
-    """The low 16 bits of a uint32 to a shared address."""
-
-    def codegen(context, builder, sig, args):
-        text = "{ .reg .u16 t; cvt.u16.u32 t, $1; st.shared.u16 [$0], t; }"
-        kind = ir.FunctionType(ir.VoidType(), [_WORD, _WORD])
-        builder.call(ir.InlineAsm(kind, text, "r,r,~{memory}", side_effect=True), args)
-        return context.get_dummy_value()
-
-    return signature(types.void, types.uint32, types.uint32), codegen
-
-
-@intrinsic
-def write16(typingctx, address, a, b, c, d):
-    """Four float32 to the 16 bytes at a shared address."""
-
-    def codegen(context, builder, sig, args):
-        kind = ir.FunctionType(ir.VoidType(), [_WORD, *[_FLOAT] * 4])
-        text = "st.shared.v4.f32 [$0], {$1, $2, $3, $4};"
-        builder.call(ir.InlineAsm(kind, text, "r,f,f,f,f,~{memory}", side_effect=True), args)
-        return context.get_dummy_value()
-
-    return signature(types.void, types.uint32, *[types.float32] * 4), codegen
 
 
 @intrinsic

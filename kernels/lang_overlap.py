@@ -15,7 +15,7 @@ from typing import Any
 
 from numba import cuda as numba_cuda
 
-from kernels.lang import SIMULATED, i32
+from kernels.lang import SIMULATED, f32, i32
 from kernels.lang_warp import primitive
 
 if not SIMULATED:
@@ -25,11 +25,11 @@ HOPPER = (9, 0)
 """Compute capability from which on a GPU has clusters and overlapping launches."""
 
 
-def _form(name: str) -> Any:
+def _form(name: str, otherwise: str | None = None) -> Any:
     def choose(*types: Any) -> Any:
-        if numba_cuda.get_current_device().compute_capability < HOPPER:
-            return None
-        return getattr(lang_cluster, name)
+        if numba_cuda.get_current_device().compute_capability >= HOPPER:
+            return getattr(lang_cluster, name)
+        return getattr(lang_cluster, otherwise) if otherwise else None
 
     return choose
 
@@ -60,11 +60,18 @@ def cluster_size():
 def cluster_barrier():
     """All threads of the cluster wait for each other, and then see what the others stored in shared memory.
 
-    Where a block is its own cluster this is nothing: call it behind cuda.syncthreads().
+    Call it behind cuda.syncthreads(): stores to shared memory are done there, and releasing them once more would wait for those to
+    global memory, which costs more than the whole barrier. Where a block is its own cluster this is nothing.
     """
 
 
-@primitive(lambda array, index, rank: _form("shared_form")())
-def shared_of_rank(array, index, rank):
-    """Element `index` of the shared float32 array of the cluster's block `rank`."""
-    return array[index]
+@primitive(_form("address_form", "own_address_form"))
+def cluster_address(address, rank):
+    """A shared address (kernels/lang_mma.py) as block `rank` of the cluster has it, for `read_cluster`. On a GPU alone."""
+    return address
+
+
+@primitive(_form("read_form", "own_read_form"))
+def read_cluster(address):
+    """The float32 at an address of `cluster_address`. On a GPU alone."""
+    return f32(0.0)

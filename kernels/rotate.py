@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 from kernels.lang import cuda, device_function, f32, i32, kernel
+from kernels.lang_fast import inverse_root
 from kernels.lang_storage import narrow, widen
 from kernels.lang_warp import lane, warp_size, warp_sum
 from kernels.project import divide
@@ -28,7 +27,7 @@ def head_scale(qkv, gain, row, start, head_dim, eps):
         squares = f32(0.0)
         for i in range(lane(), head_dim, warp_size()):
             squares += widen(qkv[row, start + i]) * widen(qkv[row, start + i])
-        scale = f32(1.0) / f32(math.sqrt(warp_sum(squares) / f32(head_dim) + eps))
+        scale = inverse_root(warp_sum(squares) / f32(head_dim) + eps)
     return scale
 
 
@@ -55,43 +54,6 @@ def store_heads(
             for i in range(lane(), head_dim, warp_size()):
                 v_cache[block, offset, kv_head, i] = narrow(widen(qkv[row, value + i]), v_cache)
         j += warps
-
-
-@device_function
-def head_pairs(qkv, row, head, head_dim):
-    """Of a head of 64 or 128 dims, what a lane of 32 turns: dims lane and half + lane, and at 128 both 32 further; else zeros."""
-    start, half = head * head_dim + lane(), head_dim // i32(2)
-    third, fourth = f32(0.0), f32(0.0)
-    if head_dim > i32(64):
-        third, fourth = widen(qkv[row, start + i32(32)]), widen(qkv[row, start + half + i32(32)])
-    return widen(qkv[row, start]), widen(qkv[row, start + half]), third, fourth
-
-
-@device_function
-def turned_pairs(values, table, position, gain, head_dim, eps):
-    """What `rotate_rows` makes of `head_pairs`, with the same operations in the same order. Called by a whole warp."""
-    half, i = head_dim // i32(2), lane()
-    a, b, c, d = values
-    scale = f32(1.0)
-    if gain is not None:
-        squares = f32(0.0)
-        squares += a * a
-        squares += c * c
-        squares += b * b
-        squares += d * d
-        scale = f32(1.0) / f32(math.sqrt(warp_sum(squares) / f32(head_dim) + eps))
-    a, b, c, d = a * scale, b * scale, c * scale, d * scale
-    if gain is not None:
-        a, b = a * gain[i], b * gain[half + i]
-    cosine, sine = table[position, i], table[position, half + i]
-    first, second = a * cosine - b * sine, b * cosine + a * sine
-    if head_dim > i32(64):
-        i += i32(32)
-        if gain is not None:
-            c, d = c * gain[i], d * gain[half + i]
-        cosine, sine = table[position, i], table[position, half + i]
-        c, d = c * cosine - d * sine, d * cosine + c * sine
-    return first, second, c, d
 
 
 @device_function

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from kernels.lang import Kernel
 from tests.kernel_signatures import SIGNATURES, storages_of
+from tests.ptx_order import START, before_wait
 from tests.test_kernels_contracts import KERNELS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -58,6 +60,27 @@ def test_products_load_sixteen_bytes_into_tensor_cores(
     assert f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32" in text
     assert "cp.async.cg.shared.global" in text
     assert ".local" not in text
+
+
+OVERLAPPING = [(kernel, storage) for kernel in KERNELS if kernel.overlap for storage in storages_of(SIGNATURES[kernel.name])]
+
+
+@pytest.mark.parametrize(("kernel", "storage"), OVERLAPPING, ids=str)
+def test_overlapping_kernels_touch_nothing_before_their_wait(
+    ptx: dict[str, dict[str, dict[str, str]]], kernel: Kernel, storage: str
+) -> None:
+    """The launch before may still run until then: nothing is stored, and nothing read but what the kernel says it reads early."""
+    before = before_wait(kernel, ptx[kernel.name][storage].get("ptx", ""), SIGNATURES[kernel.name])
+    assert before.waits
+    assert before.stores == ()
+    assert before.reads <= kernel.early
+    assert not before.starts
+
+
+def test_other_kernels_do_not_wait(ptx: dict[str, dict[str, dict[str, str]]]) -> None:
+    """A kernel that lets the next one start and is not launched as one that may overlap would be declared by mistake."""
+    plain = [kernel.name for kernel in KERNELS if not kernel.overlap]
+    assert [name for name in plain if any(START in form.get("ptx", "") for form in ptx[name].values())] == []
 
 
 def test_signatures_have_a_word_for_each_parameter() -> None:

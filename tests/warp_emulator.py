@@ -64,6 +64,13 @@ class Warp:
     def threadIdx(self) -> SimpleNamespace:  # noqa: N802 - as cuda has it
         return SimpleNamespace(x=self._local.lane)
 
+    blockDim = SimpleNamespace(x=LANES)  # noqa: N815
+    blockIdx = SimpleNamespace(x=0, y=0, z=0)  # noqa: N815
+    gridDim = SimpleNamespace(x=1, y=1, z=1)  # noqa: N815
+
+    def syncthreads(self) -> None:
+        self._barrier.wait()
+
     def copy16(self, address: Any, array: np.ndarray, offset: Any, size: Any) -> None:
         """Arrives at the wait, not before: a slot that is read too early holds what it held."""
         assert int(address) % 16 == 0
@@ -93,9 +100,13 @@ class Warp:
         assert int(address) % 16 == 0
         self._memory[int(address)] = np.array(values, np.float32).view(np.uint8)
 
-    def float_at(self, address: int) -> np.float32:
-        """What lies at a shared address, for tests."""
-        value: np.float32 = self._memory[address // 16 * 16].view(np.float32)[address % 16 // 4]
+    def write4(self, address: Any, value: Any) -> None:
+        slot, byte = divmod(int(address), 16)
+        self._memory.setdefault(slot * 16, np.full(16, 0xFF, np.uint8)).view(np.float32)[byte // 4] = value
+
+    def read4(self, address: Any) -> np.float32:
+        slot, byte = divmod(int(address), 16)
+        value: np.float32 = self._memory[slot * 16].view(np.float32)[byte // 4]
         return value
 
     def barrier(self) -> None:
@@ -181,13 +192,9 @@ def gpu_module(name: str, warp: Warp, **others: ModuleType) -> ModuleType:
         commit_copies=warp.commit_copies,
         wait_copies=lambda: warp.wait(0),
         wait_older_copies=lambda: warp.wait(3),
-        keep_loop=lambda: None,
         wait_second_copies=lambda: warp.wait(2),
         wait_first_copies=lambda: warp.wait(1),
         read16=warp.read16,
-        write2=warp.write2,
-        write16=warp.write16,
-        ring_offset=lambda ring: np.int32(0),
         ring_address=lambda ring: np.uint32(int(ring[0]) << 16),
     )
     mma.floats_of = lambda words: tuple(np.array(words, np.uint32).view(np.float32))  # type: ignore[attr-defined]
@@ -208,8 +215,34 @@ def gpu_module(name: str, warp: Warp, **others: ModuleType) -> ModuleType:
         warp_sum=lambda value: warp.combine(value, everyone, lambda values: np.float32(np.sum(values))),
         quad_sum=lambda value: warp.combine(value, quad, lambda values: np.float32(np.sum(values))),
         quad_max=lambda value: warp.combine(value, quad, max),
+        warp_max=lambda value: warp.combine(value, everyone, max),
+        warp_broadcast=lambda value, source: warp.combine(value, lambda lane: [int(source)], lambda values: values[0]),
+    )
+    elements = ModuleType("kernels.lang_element")
+    elements.__dict__.update(
+        element=lambda array, offset: array.reshape(-1)[int(offset)],
+        early_int=lambda array, offset: array.reshape(-1)[int(offset)],
+        put_element=lambda array, offset, value: array.reshape(-1).__setitem__(int(offset), value),
+        write2=warp.write2,
+        write4=warp.write4,
+        write16=warp.write16,
+        exp2=np.exp2,
+        inverse=lambda value: np.float32(1) / np.float32(value),
+    )
+    fast = ModuleType("kernels.lang_fast")
+    fast.inverse_root = lambda value: np.float32(1) / np.sqrt(np.float32(value))  # type: ignore[attr-defined]
+    overlap = ModuleType("kernels.lang_overlap")
+    overlap.__dict__.update(
+        wait_for_launches=lambda: None,
+        let_next_launch_start=lambda: None,
+        cluster_rank=lambda: np.int32(0),
+        cluster_size=lambda: np.int32(1),
+        cluster_barrier=warp.barrier,
+        cluster_address=lambda address, rank: address,
+        read_cluster=warp.read4,
     )
     stand_ins = {"kernels.lang_mma": mma, "kernels.lang": language, "kernels.lang_warp": warps}
+    stand_ins |= {"kernels.lang_element": elements, "kernels.lang_fast": fast, "kernels.lang_overlap": overlap}
     stand_ins |= {f"kernels.{key}": module for key, module in others.items()}
     spec = importlib.util.spec_from_file_location(f"emulated.{name}", Path(kernels.__path__[0]) / f"{name}.py")
     assert spec is not None

@@ -1,0 +1,79 @@
+"""Attention over 16-bit paged keys on tensor cores: a decode or verify step in one launch from the projection on, larger ones in two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graphs.arrays import LayerArrays
+from graphs.launch import Array
+from graphs.ops import ForwardPass
+from kernels.attend import attend_rows
+from kernels.attend_step import PAIRS, WARPS, attend_step, norm_attend_step
+from kernels.rotate import norm_rotate_store, rotate_store
+
+THREADS = 32 * WARPS
+
+FEW_ROWS = 128
+"""Rows of a step up to which it is one launch: each tile of pairs rotates the keys of its request's earlier rows anew."""
+
+
+def pair_tiles(rows: int, num_heads: int, num_kv_heads: int) -> int:
+    """Tiles of the pairs that so many rows of one request make with the heads of a kv head."""
+    return -(-rows * (num_heads // num_kv_heads) // PAIRS)
+
+
+@dataclass(frozen=True)
+class StepAttention:
+    """Attributes:
+    query: [T, nh hd], of the cache's type: rotated queries of a larger step; scratch.
+    batch_invariant: larger steps add up as the others do (kernels/attend_step.py), at the price of speed.
+    """
+
+    query: Array
+    batch_invariant: bool = False
+
+    def record(self, run: ForwardPass, layer: LayerArrays) -> None:
+        few = run.num_tokens <= FEW_ROWS
+        if not few:
+            self._rotate(run, layer)
+        if few or self.batch_invariant:
+            self._step(run, layer, stored=not few)
+        else:
+            self._rows(run, layer)
+
+    def _rotate(self, run: ForwardPass, layer: LayerArrays) -> None:
+        """Keys and values to the cache, queries to scratch."""
+        shape, tokens = run.model.shape, run.num_tokens
+        heads = shape.num_heads
+        grid = (tokens, -(-(heads + 2 * shape.num_kv_heads) // WARPS))
+        arguments = (self.query[:tokens], layer.k_cache, layer.v_cache, run.scratch.qkv[:tokens])
+        turning = (run.model.rope_table, run.step.positions[:tokens], run.step.slot_mapping[:tokens], heads)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            gains, eps = (layer.q_norm, layer.k_norm), shape.rms_norm_eps
+            run.launch.launch(norm_rotate_store, grid, THREADS, *arguments, *gains, *turning, eps, run.live)
+        else:
+            run.launch.launch(rotate_store, grid, THREADS, *arguments, *turning, run.live)
+
+    def _step(self, run: ForwardPass, layer: LayerArrays, *, stored: bool) -> None:
+        shape, tokens, inputs = run.model.shape, run.num_tokens, run.step.inputs
+        heads, kv_heads = shape.num_heads, shape.num_kv_heads
+        arrays = (run.scratch.attention[:tokens], layer.k_cache, layer.v_cache, run.scratch.qkv[:tokens])
+        places = (run.state.block_tables, run.step.positions[:tokens], run.step.slot_mapping[:tokens])
+        where = (run.model.rope_table, *places, inputs.idx_mapping, inputs.query_start_loc, heads)
+        rows = -(-tokens // run.most_requests)  # of each request where all have as many; a request with more takes longer
+        scale, grid = float(shape.head_dim) ** -0.5, (pair_tiles(rows, heads, kv_heads), kv_heads, run.most_requests)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            gains, eps = (layer.q_norm, layer.k_norm), shape.rms_norm_eps
+            last = (eps, scale, int(stored), inputs.num_requests)
+            run.launch.launch(norm_attend_step, grid, THREADS, *arrays, *gains, *where, *last)
+        else:
+            run.launch.launch(attend_step, grid, THREADS, *arrays, *where, scale, int(stored), inputs.num_requests)
+
+    def _rows(self, run: ForwardPass, layer: LayerArrays) -> None:
+        shape, tokens, inputs = run.model.shape, run.num_tokens, run.step.inputs
+        heads, kv_heads = shape.num_heads, shape.num_kv_heads
+        grid = (pair_tiles(tokens, heads, kv_heads), kv_heads, run.most_requests)
+        arrays = (run.scratch.attention[:tokens], self.query[:tokens], layer.k_cache, layer.v_cache)
+        where = (run.state.block_tables, run.step.positions[:tokens], inputs.idx_mapping, inputs.query_start_loc, heads)
+        scale = float(shape.head_dim) ** -0.5
+        run.launch.launch(attend_rows, grid, THREADS, *arrays, *where, scale, inputs.num_requests)

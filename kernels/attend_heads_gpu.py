@@ -1,0 +1,191 @@
+"""Heads of the step itself, from the projection to shared memory and to the cache (kernels/attend_step_gpu.py).
+
+A lane has dims lane and half + lane of a head, which turn against each other; of 128 dims lane + 32 and half + lane + 32 as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernels.attend_pages_gpu import TILE_KEYS, cache_offset, quotient
+from kernels.lang import device_function, f32, i32, i64, u32
+from kernels.lang_element import element, put_element, write2
+from kernels.lang_fast import inverse_root
+from kernels.lang_storage import narrow
+from kernels.lang_warp import lane, warp_broadcast, warp_sum
+
+VALUES = 16 * 128 * 2
+"""Byte of a tile of keys and values where its values begin."""
+
+_KEYS, _VALUES = TILE_KEYS, VALUES
+
+
+@device_function
+def head_of(array, offset, head_dim):
+    """A lane's four elements; zeros for those that a head of 64 lacks."""
+    at, half = i64(i32(offset + lane())), i64(i32(head_dim >> i32(1)))
+    c, d = f32(0.0), f32(0.0)
+    if head_dim > i32(64):
+        c, d = element(array, at + i64(32)), element(array, at + half + i64(32))
+    return element(array, at), element(array, at + half), c, d
+
+
+@device_function
+def inverse_width(head_dim):
+    """1 / head_dim, exact for 64 and 128."""
+    return f32(1.0 / 128) if head_dim > i32(64) else f32(1.0 / 64)
+
+
+@device_function
+def turned(x, gain, gains, angles, head_dim, eps):
+    """A head normalised (gain None: not) and rotated: the operations of kernels/rotate.py in their order. By a whole warp."""
+    a, b, c, d = x
+    scale = f32(1.0)
+    if gain is not None:
+        squares = f32(0.0)
+        squares += a * a
+        squares += c * c
+        squares += b * b
+        squares += d * d
+        scale = inverse_root(warp_sum(squares) * inverse_width(head_dim) + eps)
+    a, b, c, d = a * scale, b * scale, c * scale, d * scale
+    if gain is not None:
+        a, b, c, d = a * gains[0], b * gains[1], c * gains[2], d * gains[3]
+    return (
+        a * angles[0] - b * angles[1],
+        b * angles[0] + a * angles[1],
+        c * angles[2] - d * angles[3],
+        d * angles[2] + c * angles[3],
+    )
+
+
+@device_function
+def gains_of(gain, head_dim):
+    """A lane's gains; nothing that anybody reads where a model has no norm of heads."""
+    if gain is None:
+        return f32(1.0), f32(1.0), f32(1.0), f32(1.0)
+    return head_of(gain, i32(0), head_dim)
+
+
+def _put_row(pair: Any) -> Any:
+    @device_function
+    def put_row(base, row, head_dim, x):
+        """A head into row `row` of a tile of keys or queries."""
+        at = u32(base + u32((row >> i32(3)) * head_dim * i32(16) + (row & i32(7)) * i32(64) + lane() * i32(2)))
+        zero = f32(0.0)
+        write2(at, pair(x[0], zero))
+        if head_dim > i32(64):
+            write2(u32(at + u32(512)), pair(x[2], zero))
+            write2(u32(at + u32(1024)), pair(x[1], zero))
+            write2(u32(at + u32(1536)), pair(x[3], zero))
+        else:
+            write2(u32(at + u32(512)), pair(x[1], zero))
+
+    return put_row
+
+
+def _put_value(pair: Any) -> Any:
+    @device_function
+    def put_value(base, row, head_dim, x):
+        """A value into row `row` of a tile of values: lane 4 g + q has 8 dims of keys 2 q, 2 q + 1, 2 q + 8 and 2 q + 9."""
+        slot = i32((row >> i32(3)) * i32(1024) + (row & i32(1)) * i32(512) + ((row & i32(7)) >> i32(1)) * i32(16))
+        at = u32(base + u32(slot + (lane() >> i32(3)) * i32(64) + (lane() & i32(7)) * i32(2)))
+        zero = f32(0.0)
+        write2(at, pair(x[0], zero))
+        if head_dim > i32(64):
+            write2(u32(at + u32(256)), pair(x[2], zero))
+            write2(u32(at + u32(2048)), pair(x[1], zero))
+            write2(u32(at + u32(2304)), pair(x[3], zero))
+        else:
+            write2(u32(at + u32(256)), pair(x[1], zero))
+
+    return put_value
+
+
+@device_function
+def store_head(cache, entry, kv_head, head_dim, x):
+    """A head into the cache."""
+    at, half = cache_offset(cache, entry, kv_head) + i64(lane()), i64(head_dim >> i32(1))
+    put_element(cache, at, narrow(x[0], cache))
+    put_element(cache, at + half, narrow(x[1], cache))
+    if head_dim > i32(64):
+        put_element(cache, at + i64(32), narrow(x[2], cache))
+        put_element(cache, at + half + i64(32), narrow(x[3], cache))
+
+
+def new_keys_with(pair: Any) -> Any:
+    put_row, put_value = _put_row(pair), _put_value(pair)
+
+    @device_function
+    def new_keys(base, k_cache, v_cache, qkv, k_gain, table, width, token, key_at, before, tile, begin, end, kv_head, entries, eps):
+        """Keys begin .. end of a tile and their values: to the tile, and to the entries that are not -1. By a whole warp.
+
+        key_at: of the key head within a row of qkv. Two keys at a time: their loads are under way together.
+        """
+        head_dim, first = i32(k_cache.shape[3]), i32(tile * i32(_KEYS))
+        gains = gains_of(k_gain, head_dim)
+        value_at = i32(key_at + i32(k_cache.shape[2]) * head_dim)
+        key = i32(begin)
+        while key < end:
+            other = min(i32(key + i32(1)), i32(end - i32(1)))
+            here, there = i32((token + key - before) * width), i32((token + other - before) * width)
+            x0, x1 = head_of(qkv, i32(here + key_at), head_dim), head_of(qkv, i32(there + key_at), head_dim)
+            v0, v1 = head_of(qkv, i32(here + value_at), head_dim), head_of(qkv, i32(there + value_at), head_dim)
+            t0, t1 = head_of(table, i32(key * head_dim), head_dim), head_of(table, i32(other * head_dim), head_dim)
+            k0 = turned(x0, k_gain, gains, t0, head_dim, eps)
+            put_row(base, i32(key - first), head_dim, k0)
+            put_value(u32(base + u32(_VALUES)), i32(key - first), head_dim, v0)
+            entry = warp_broadcast(entries, i32(key - first))
+            if entry >= i32(0):
+                store_head(k_cache, entry, kv_head, head_dim, k0)
+                store_head(v_cache, entry, kv_head, head_dim, v0)
+            if other > key:
+                k1 = turned(x1, k_gain, gains, t1, head_dim, eps)
+                put_row(base, i32(other - first), head_dim, k1)
+                put_value(u32(base + u32(_VALUES)), i32(other - first), head_dim, v1)
+                entry = warp_broadcast(entries, i32(other - first))
+                if entry >= i32(0):
+                    store_head(k_cache, entry, kv_head, head_dim, k1)
+                    store_head(v_cache, entry, kv_head, head_dim, v1)
+            key = i32(key + i32(2))
+
+    return new_keys
+
+
+def queries_with(pair: Any) -> Any:
+    put_row = _put_row(pair)
+
+    @device_function
+    def queries(
+        base, qkv, gain, table, width, token, before, last_key, group, share, first_head, first_pair, pairs, head_dim, eps, who,
+        among,
+    ):  # fmt: skip
+        """Pairs who, who + among, .. rotated, to rows of the tile at `base`. By a whole warp; as many as four at a time."""
+        gains = gains_of(gain, head_dim)
+        p = i32(who)
+        while p < pairs:
+            last = i32(pairs - i32(1))
+            p1, p2, p3 = i32(p + among), i32(p + i32(2) * among), i32(p + i32(3) * among)
+            r0, r1 = quotient(i32(first_pair + p), share), quotient(i32(first_pair + min(p1, last)), share)
+            r2, r3 = quotient(i32(first_pair + min(p2, last)), share), quotient(i32(first_pair + min(p3, last)), share)
+            head = i32(first_head + first_pair)
+            h0, h1 = i32(head + p - r0 * group), i32(head + min(p1, last) - r1 * group)
+            h2, h3 = i32(head + min(p2, last) - r2 * group), i32(head + min(p3, last) - r3 * group)
+            x0 = head_of(qkv, i32((token + r0) * width + h0 * head_dim), head_dim)
+            x1 = head_of(qkv, i32((token + r1) * width + h1 * head_dim), head_dim)
+            x2 = head_of(qkv, i32((token + r2) * width + h2 * head_dim), head_dim)
+            x3 = head_of(qkv, i32((token + r3) * width + h3 * head_dim), head_dim)
+            t0 = head_of(table, i32(min(i32(before + r0), last_key) * head_dim), head_dim)
+            t1 = head_of(table, i32(min(i32(before + r1), last_key) * head_dim), head_dim)
+            t2 = head_of(table, i32(min(i32(before + r2), last_key) * head_dim), head_dim)
+            t3 = head_of(table, i32(min(i32(before + r3), last_key) * head_dim), head_dim)
+            put_row(base, p, head_dim, turned(x0, gain, gains, t0, head_dim, eps))
+            if p1 < pairs:
+                put_row(base, p1, head_dim, turned(x1, gain, gains, t1, head_dim, eps))
+            if p2 < pairs:
+                put_row(base, p2, head_dim, turned(x2, gain, gains, t2, head_dim, eps))
+            if p3 < pairs:
+                put_row(base, p3, head_dim, turned(x3, gain, gains, t3, head_dim, eps))
+            p = i32(p + i32(i32(4) * among))
+
+    return queries

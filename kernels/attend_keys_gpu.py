@@ -1,0 +1,216 @@
+"""A warp's tiles of keys and values against sixteen pairs, on tensor cores, for a step's attention (kernels/attend_step_gpu.py).
+
+Scores, shares and sums stay in the registers of the operands (FlashAttention 2, Dao, 2023); the softmax runs along the tiles.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernels.attend_fold_gpu import keep_slab
+from kernels.attend_heads_gpu import VALUES, new_keys_with, queries_with
+from kernels.attend_pages_gpu import TILE_KEYS, entries_of, fetch_tile_keys, fetch_tile_values, quotient, tile_entry
+from kernels.lang import NEG_INF, cuda, device_function, f32, i32, u32
+from kernels.lang_element import exp2, write4
+from kernels.lang_mma import commit_copies, read16, select_bytes, wait_copies, wait_first_copies
+from kernels.lang_warp import lane, quad_max, quad_sum, warp_barrier
+
+_KEYS, _VALUES = TILE_KEYS, VALUES
+_LOG2_E = 1.4426950408889634
+
+
+@device_function
+def visible(score, key, seen, scale):
+    if key < seen:
+        return score * scale
+    return NEG_INF
+
+
+@device_function
+def finite_or_zero(top):
+    """What scores are shifted by: no key was seen yet where the maximum is -inf."""
+    return top if top > NEG_INF else f32(0.0)
+
+
+@device_function
+def scaled(sums, near, far):
+    return sums[0] * near, sums[1] * near, sums[2] * far, sums[3] * far
+
+
+@device_function
+def nothing():
+    return f32(0.0), f32(0.0), f32(0.0), f32(0.0)
+
+
+@device_function
+def four_values(at):
+    """A lane's 8 dims of four keys."""
+    return read16(at), read16(u32(at + u32(512))), read16(u32(at + u32(1024))), read16(u32(at + u32(1536)))
+
+
+def _products_with(mma: Any, pair: Any) -> Any:
+    @device_function
+    def dots(s0, s1, s2, s3, near, far, key, other):
+        """64 more dims of the scores of keys 0 .. 7 and 8 .. 15, each in two sums."""
+        n, f, w, x = read16(near), read16(far), read16(key), read16(other)
+        m, h = read16(u32(near + u32(512))), read16(u32(far + u32(512)))
+        y, z = read16(u32(key + u32(512))), read16(u32(other + u32(512)))
+        s0, s1 = mma(s0, n[0], f[0], n[1], f[1], w[0], w[1]), mma(s1, n[0], f[0], n[1], f[1], x[0], x[1])
+        s2, s3 = mma(s2, m[0], h[0], m[1], h[1], y[0], y[1]), mma(s3, m[0], h[0], m[1], h[1], z[0], z[1])
+        s0, s1 = mma(s0, n[2], f[2], n[3], f[3], w[2], w[3]), mma(s1, n[2], f[2], n[3], f[3], x[2], x[3])
+        s2, s3 = mma(s2, m[2], h[2], m[3], h[3], y[2], y[3]), mma(s3, m[2], h[2], m[3], h[3], z[2], z[3])
+        return s0, s1, s2, s3
+
+    @device_function
+    def product(sums, p, a, b, c, d, selector):
+        """Adds the dims that `selector` picks out of one word of each of four keys."""
+        return mma(sums, p[0], p[1], p[2], p[3], select_bytes(a, b, selector), select_bytes(c, d, selector))
+
+    return dots, product
+
+
+def tiles_with(mma: Any, pair: Any) -> Any:
+    """`attend_tiles` for the tensor cores' product `mma` and the rounding of two floats into a word `pair`."""
+    dots, product = _products_with(mma, pair)
+    new_keys, queries_of = new_keys_with(pair), queries_with(pair)
+
+    @device_function
+    def attend_tiles(
+        base, stat, query_base, k_cache, v_cache, qkv, q_gain, k_gain, table, block_tables, slot_mapping, table_row, kv_head,
+        num_heads, token, group, share, page_share, first_pair, pairs, before, limit, keys, eps, scale, stores, warp, warps, rank,
+        place, places, entries, ahead_entry,
+    ):  # fmt: skip
+        """A warp's tiles of keys, the first of them under way: sums to its part of the ring, maximum and total to `stat`."""
+        head_dim, width = i32(k_cache.shape[3]), i32(qkv.shape[1])
+        half, block_size = u32(head_dim * i32(16)), i32(k_cache.shape[1])
+        g, quad, last = i32(lane() >> i32(2)), i32(lane() & i32(3)), i32(pairs - i32(1))
+        near_seen = min(i32(before + quotient(i32(first_pair + min(g, last)), share) + i32(1)), keys)
+        far_seen = min(i32(before + quotient(i32(first_pair + min(i32(g + i32(8)), last)), share) + i32(1)), keys)
+        mine, near = u32(base + u32(lane() * i32(16))), u32(query_base + u32(lane() * i32(16)))
+        even, odd = u32(0x5410), u32(0x7632)
+        scale = scale * f32(_LOG2_E)
+        near_top, far_top, near_total, far_total = NEG_INF, NEG_INF, f32(0.0), f32(0.0)
+        o0, o1, o2, o3, o4, o5, o6, o7 = nothing(), nothing(), nothing(), nothing(), nothing(), nothing(), nothing(), nothing()
+        u0, u1, u2, u3, u4, u5, u6, u7 = nothing(), nothing(), nothing(), nothing(), nothing(), nothing(), nothing(), nothing()
+        tile, waiting = i32(place), True
+        while waiting or i32(tile * i32(_KEYS)) < keys:
+            first = i32(tile * i32(_KEYS))
+            begin, end = max(first, limit), min(i32(first + i32(_KEYS)), keys)
+            if begin < end:
+                wait_copies()
+                warp_barrier()
+                new_keys(
+                    base, k_cache, v_cache, qkv, k_gain, table, width, token, i32((num_heads + kv_head) * head_dim), before,
+                    tile, begin, end, kv_head, entries if stores else i32(-1), eps,
+                )  # fmt: skip
+                warp_barrier()
+            if waiting:
+                waiting = False
+                # A warp that has had keys of this step to do leaves the queries to the others.
+                who, among = warp, warps
+                fresh = i32((limit >> i32(4)) - rank * warps)
+                if limit < keys and fresh >= i32(0) and fresh < warps and warps > i32(1):
+                    among = i32(warps - i32(1))
+                    who = i32(warp - fresh - i32(1))
+                    if who < i32(0):
+                        who = i32(who + warps)
+                    if who >= among:
+                        who = pairs
+                if warp >= warps:
+                    who = pairs
+                queries_of(
+                    query_base, qkv, q_gain, table, width, token, before, i32(keys - i32(1)), group, share, i32(kv_head * group),
+                    first_pair, pairs, head_dim, eps, who, among,
+                )  # fmt: skip
+                cuda.syncthreads()
+            if first < keys:
+                wait_first_copies()
+                s0, s1, s2, s3 = dots(nothing(), nothing(), nothing(), nothing(), near, u32(near + half), mine, u32(mine + half))
+                if head_dim > i32(64):
+                    more = u32(near + u32(1024))
+                    rest = u32(mine + u32(1024))
+                    s0, s1, s2, s3 = dots(s0, s1, s2, s3, more, u32(more + half), rest, u32(rest + half))
+                ahead = i32(tile + places)
+                entry = ahead_entry
+                if i32(ahead * i32(_KEYS)) < keys:
+                    fetch_tile_keys(mine, k_cache, block_tables, table_row, kv_head, ahead, entry, limit, page_share)
+                    if i32((ahead + places) * i32(_KEYS)) < keys:
+                        ahead_entry = tile_entry(block_tables, table_row, i32(ahead + places), block_size, page_share)
+                else:
+                    commit_copies()
+                k0 = i32(first + quad * i32(2))
+                k1, k2, k3 = i32(k0 + i32(1)), i32(k0 + i32(8)), i32(k0 + i32(9))
+                a, b = visible(s0[0] + s2[0], k0, near_seen, scale), visible(s0[1] + s2[1], k1, near_seen, scale)
+                c, d = visible(s1[0] + s3[0], k2, near_seen, scale), visible(s1[1] + s3[1], k3, near_seen, scale)
+                e, f = visible(s0[2] + s2[2], k0, far_seen, scale), visible(s0[3] + s2[3], k1, far_seen, scale)
+                h, j = visible(s1[2] + s3[2], k2, far_seen, scale), visible(s1[3] + s3[3], k3, far_seen, scale)
+                near_high = max(near_top, quad_max(max(max(a, b), max(c, d))))
+                far_high = max(far_top, quad_max(max(max(e, f), max(h, j))))
+                near_shift, far_shift = finite_or_zero(near_high), finite_or_zero(far_high)
+                a, b, c, d = exp2(a - near_shift), exp2(b - near_shift), exp2(c - near_shift), exp2(d - near_shift)
+                e, f, h, j = exp2(e - far_shift), exp2(f - far_shift), exp2(h - far_shift), exp2(j - far_shift)
+                near_keep, far_keep = exp2(near_top - near_shift), exp2(far_top - far_shift)
+                near_total, far_total = near_total * near_keep + ((a + b) + (c + d)), far_total * far_keep + ((e + f) + (h + j))
+                near_top, far_top = near_high, far_high
+                p = (pair(a, b), pair(e, f), pair(c, d), pair(h, j))
+                if tile != place:
+                    o0, o1, o2, o3 = (
+                        scaled(o0, near_keep, far_keep),
+                        scaled(o1, near_keep, far_keep),
+                        scaled(o2, near_keep, far_keep),
+                        scaled(o3, near_keep, far_keep),
+                    )
+                    o4, o5, o6, o7 = (
+                        scaled(o4, near_keep, far_keep),
+                        scaled(o5, near_keep, far_keep),
+                        scaled(o6, near_keep, far_keep),
+                        scaled(o7, near_keep, far_keep),
+                    )
+                    if head_dim > i32(64):
+                        u0, u1, u2, u3 = (
+                            scaled(u0, near_keep, far_keep),
+                            scaled(u1, near_keep, far_keep),
+                            scaled(u2, near_keep, far_keep),
+                            scaled(u3, near_keep, far_keep),
+                        )
+                        u4, u5, u6, u7 = (
+                            scaled(u4, near_keep, far_keep),
+                            scaled(u5, near_keep, far_keep),
+                            scaled(u6, near_keep, far_keep),
+                            scaled(u7, near_keep, far_keep),
+                        )
+                wait_first_copies()
+                w, x, y, z = four_values(u32(mine + u32(_VALUES)))
+                o0, o1 = product(o0, p, w[0], x[0], y[0], z[0], even), product(o1, p, w[0], x[0], y[0], z[0], odd)
+                o2, o3 = product(o2, p, w[1], x[1], y[1], z[1], even), product(o3, p, w[1], x[1], y[1], z[1], odd)
+                o4, o5 = product(o4, p, w[2], x[2], y[2], z[2], even), product(o5, p, w[2], x[2], y[2], z[2], odd)
+                o6, o7 = product(o6, p, w[3], x[3], y[3], z[3], even), product(o7, p, w[3], x[3], y[3], z[3], odd)
+                if head_dim > i32(64):
+                    w, x, y, z = four_values(u32(mine + u32(_VALUES + 2048)))
+                    u0, u1 = product(u0, p, w[0], x[0], y[0], z[0], even), product(u1, p, w[0], x[0], y[0], z[0], odd)
+                    u2, u3 = product(u2, p, w[1], x[1], y[1], z[1], even), product(u3, p, w[1], x[1], y[1], z[1], odd)
+                    u4, u5 = product(u4, p, w[2], x[2], y[2], z[2], even), product(u5, p, w[2], x[2], y[2], z[2], odd)
+                    u6, u7 = product(u6, p, w[3], x[3], y[3], z[3], even), product(u7, p, w[3], x[3], y[3], z[3], odd)
+                if i32(ahead * i32(_KEYS)) < keys:
+                    at = u32(mine + u32(_VALUES))
+                    fetch_tile_values(at, v_cache, block_tables, table_row, kv_head, ahead, entry, limit, page_share)
+                    entries = entries_of(slot_mapping, token, before, ahead, max(i32(ahead * i32(_KEYS)), limit), keys)
+                else:
+                    commit_copies()
+            tile = i32(tile + places)
+        if i32(place * i32(_KEYS)) < keys:
+            near_total, far_total = quad_sum(near_total), quad_sum(far_total)
+            if quad == i32(0):
+                at = u32(stat + u32(g * i32(4)))
+                write4(at, near_top)
+                write4(u32(at + u32(32)), far_top)
+                write4(u32(at + u32(64)), near_total)
+                write4(u32(at + u32(96)), far_total)
+            wait_copies()
+            warp_barrier()  # the sums take the place of keys and values, of all lanes
+            far_chunk, with_far = i32(head_dim >> i32(4)), pairs > i32(8)
+            keep_slab(base, i32(0), far_chunk, with_far, o0, o1, o2, o3, o4, o5, o6, o7)
+            if head_dim > i32(64):
+                keep_slab(base, i32(4), i32(far_chunk + i32(4)), with_far, u0, u1, u2, u3, u4, u5, u6, u7)
+
+    return attend_tiles

@@ -1,0 +1,112 @@
+"""Single elements as a GPU has them: of contiguous arrays by their offset, of shared memory by its address; and two fast functions.
+
+Imported by the GPU forms of primitives alone; absent in the simulator. `array[i, j]` multiplies 64-bit strides and looks whether an
+index is negative: in kernels of a few microseconds that is most of what they do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba.cuda import types
+from numba.cuda.extending import intrinsic
+from numba.cuda.typing import signature
+
+from kernels.lang_mma import _address, _asm
+
+_WORD = ir.IntType(32)
+_FLOAT = ir.FloatType()
+
+
+@intrinsic
+def element(typingctx, array, offset):
+    """Element `offset` (int64) of a contiguous array, whatever its axes: without the strides that array[i, j] multiplies."""
+
+    def codegen(context, builder, sig, args):
+        pointer = _address(context, builder, sig.args[0], *args)
+        return context.unpack_value(builder, sig.args[0].dtype, pointer)
+
+    return signature(array.dtype, array, types.int64), codegen
+
+
+@intrinsic
+def put_element(typingctx, array, offset, value):
+    """Store to element `offset` (int64) of a contiguous array."""
+
+    def codegen(context, builder, sig, args):
+        pointer = _address(context, builder, sig.args[0], args[0], args[1])
+        context.pack_value(builder, sig.args[0].dtype, args[2], pointer)
+        return context.get_dummy_value()
+
+    return signature(types.void, array, types.int64, array.dtype), codegen
+
+
+@intrinsic
+def early_int(typingctx, array, offset):
+    """Element `offset` (int64) of a contiguous int32 array, loaded here and nowhere later, from L2: for reads before
+    `wait_for_launches` (kernels/lang_overlap.py), when L1 may hold what another kernel has replaced."""
+
+    def codegen(context, builder, sig, args):
+        pointer = builder.ptrtoint(_address(context, builder, sig.args[0], *args), ir.IntType(64))
+        return builder.call(_asm("ld.global.cg.s32 $0, [$1];", "=r,l", _WORD, [ir.IntType(64)], convergent=True), [pointer])
+
+    return signature(types.int32, array, types.int64), codegen
+
+
+def _float_function(instruction: str) -> Any:
+    def typed(typingctx, value):
+        def codegen(context, builder, sig, args):
+            return builder.call(_asm(f"{instruction} $0, $1;", "=f,f", _FLOAT, [_FLOAT]), args)
+
+        return signature(types.float32, types.float32), codegen
+
+    return typed
+
+
+exp2 = intrinsic(_float_function("ex2.approx.ftz.f32"))
+"""2 ** value; 0 for -inf."""
+
+inverse = intrinsic(_float_function("rcp.approx.ftz.f32"))
+"""1 / value."""
+
+inverse_root = intrinsic(_float_function("rsqrt.approx.ftz.f32"))
+"""1 / sqrt(value)."""
+
+
+@intrinsic
+def write2(typingctx, address, word):
+    """The low 16 bits of a uint32 to a shared address."""
+
+    def codegen(context, builder, sig, args):
+        text = "{ .reg .u16 t; cvt.u16.u32 t, $1; st.shared.u16 [$0], t; }"
+        kind = ir.FunctionType(ir.VoidType(), [_WORD, _WORD])
+        builder.call(ir.InlineAsm(kind, text, "r,r,~{memory}", side_effect=True), args)
+        return context.get_dummy_value()
+
+    return signature(types.void, types.uint32, types.uint32), codegen
+
+
+@intrinsic
+def write4(typingctx, address, value):
+    """A float32 to a shared address."""
+
+    def codegen(context, builder, sig, args):
+        kind = ir.FunctionType(ir.VoidType(), [_WORD, _FLOAT])
+        builder.call(ir.InlineAsm(kind, "st.shared.f32 [$0], $1;", "r,f,~{memory}", side_effect=True), args)
+        return context.get_dummy_value()
+
+    return signature(types.void, types.uint32, types.float32), codegen
+
+
+@intrinsic
+def write16(typingctx, address, a, b, c, d):
+    """Four float32 to the 16 bytes at a shared address."""
+
+    def codegen(context, builder, sig, args):
+        kind = ir.FunctionType(ir.VoidType(), [_WORD, *[_FLOAT] * 4])
+        text = "st.shared.v4.f32 [$0], {$1, $2, $3, $4};"
+        builder.call(ir.InlineAsm(kind, text, "r,f,f,f,f,~{memory}", side_effect=True), args)
+        return context.get_dummy_value()
+
+    return signature(types.void, types.uint32, *[types.float32] * 4), codegen
