@@ -75,6 +75,14 @@ def test_every_position_has_the_distribution_of_the_target(kind: str, verificati
 
 
 @pytest.mark.parametrize("verification", ["standard", "block"])
+def test_drafts_their_acceptance_and_their_replacement_share_no_noise(verification: Any) -> None:
+    """B25: the case with which that was found elsewhere, over chains of several blocks."""
+    p, q = np.tile([0.4, 0.3, 0.2, 0.1], (4, 1)), np.tile(np.array([0.1, 0.2, 0.3, 0.4], np.float32), (4, 1))
+    ids = np.tile(np.arange(4, dtype=np.int32), (4, 1))
+    check_against_enumeration(Chains(p, ids, q, k=1, verification=verification), count=40_000)
+
+
+@pytest.mark.parametrize("verification", ["standard", "block"])
 @pytest.mark.parametrize("kind", ["one-hot", "sparse", "wrong"])
 @pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_p": 0.7}, {"top_k": 4, "top_p": 0.8}], ids=str)
 def test_with_top_k_and_top_p(kind: str, verification: Any, filters: dict[str, Any]) -> None:

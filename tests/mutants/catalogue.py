@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants import drafting, inputs, measuring, mirrors, overlap, planning, rings, slots, stepping, verify
+from tests.mutants import drafting, drawing, inputs, measuring, mirrors, overlap, planning, rings, slots, stepping, verify
 from tests.mutants.mutation import Mutation
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -16,4 +16,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     *planning.MUTATIONS,
     *measuring.MUTATIONS,
     *drafting.MUTATIONS,
+    *drawing.MUTATIONS,
 )
