@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from graphs.arrays import SlotState, StepArrays
 from graphs.launch import Array, Launcher
-from graphs.sampling_state import RequestLists, SamplingScratch
+from graphs.sampling_state import RequestLists, SamplingScratch, SamplingState
 from kernels.expand import expand_rows
 from kernels.penalties import count_tokens
 from kernels.process_adjust import adjust_logits, forbid_tokens
-from kernels.process_filter import filter_logits
+from kernels.process_filter import BUCKETS, count_logits, filter_logits, find_buckets, list_members
 
 ROW_THREADS = 32
 THREADS = 256
-FILTER_THREADS = 1024
+SEARCH_THREADS = 1024
+FILTER_BLOCKS = 600
 STRIPE_COLUMNS = 8192
 
 
@@ -84,8 +85,25 @@ def record_processing(
         indices,
         live,
     )
-    filters = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
-    launch.launch(filter_logits, num_logits, FILTER_THREADS, processed, *filters, slots, live)
+    _record_filters(launch, sampling, scratch, processed, slots, live)
+
+
+def _record_filters(
+    launch: Launcher, sampling: SamplingState, scratch: SamplingScratch, processed: Array, slots: Array, live: Array
+) -> None:
+    rows = processed.shape[0]
+    filters, best = scratch.filters, scratch.stripe_best
+    histogram, found, threshold = filters.histogram[:rows], filters.found[:rows], filters.threshold[:rows]
+    members, num_members = filters.members[:rows], filters.num_members[:rows]
+    temperature, top_k, top_p, min_p = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
+    # Few rows need many blocks each to fill a GPU; many rows need none, and a block pays for its histogram.
+    grid = (rows, min(best.shape[0], max(1, -(-FILTER_BLOCKS // rows))))
+    launch.fill(histogram.reshape((rows * 2 * BUCKETS,)), 0)
+    launch.launch(count_logits, grid, THREADS, histogram, processed, best, temperature, top_k, top_p, slots, live)
+    kinds = (temperature, top_k, top_p, min_p, slots, live)
+    launch.launch(find_buckets, rows, SEARCH_THREADS, found, threshold, num_members, histogram, processed, best, *kinds)
+    launch.launch(list_members, grid, THREADS, members, num_members, found, processed, best, slots, live)
+    launch.launch(filter_logits, grid, THREADS, processed, threshold, found, members, num_members, best, *kinds)
 
 
 def record_counting(launch: Launcher, step: StepArrays, lists: RequestLists, num_requests: int) -> None:

@@ -54,11 +54,23 @@ class DraftDistribution:
 
 
 @dataclass(frozen=True)
+class FilterScratch:
+    """How the thresholds of top_k and top_p are found (kernels/process_filter.py)."""
+
+    histogram: Array  # int32 [J, 2, BUCKETS]
+    found: Array  # int64 [J, FOUND]
+    threshold: Array  # float32 [J]
+    members: Array  # float32 [J, FEW]
+    num_members: Array  # int32 [J]
+
+
+@dataclass(frozen=True)
 class SamplingScratch:
     """What a sampled step computes on its way from logits to tokens; contents mean nothing between steps."""
 
     slot_of_row: Array  # int32 [J]
     local_position: Array  # int32 [J] place of the row in its block
+    filters: FilterScratch
     stripe_best: Array  # float32 [S', J] largest of each stripe of `processed`
     processed: Array  # float32 [J, V] logits after all processing; masked tokens are -inf
     best_score: Array  # float32 [S, J] of each stripe of the vocabulary

@@ -210,3 +210,59 @@ def admit_lists(rows: list[npt.NDArray[Any]], slot: int, staged: list[Integers])
         for result, values in zip(results, staged, strict=True):
             result[slot] = values.view(result.dtype)
     return results
+
+
+BUCKETS = 2048
+
+
+def buckets_of(logits: Floats, largest: np.float32) -> Integers:
+    """Bucket of each logit of a row; -1 of -inf."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        scaled = np.minimum((largest - logits) * np.float32(64), np.float32(BUCKETS - 1))
+    return np.where(logits > -np.inf, scaled, -1).astype(np.int32)
+
+
+def count_logits(
+    histogram: Integers,
+    processed: Floats,
+    best: Floats,
+    temperature: Floats,
+    top_k: Integers,
+    top_p: Floats,
+    slot_of_row: Integers,
+    num_rows: Integers,
+) -> Integers:
+    """The losses are rounded as float64 rounds them: a kernel may be off by one for each logit."""
+    result = histogram.copy()
+    for row in range(num_rows[0]):
+        slot = slot_of_row[row]
+        if 0 <= slot < len(temperature) and temperature[slot] > 0 and (top_k[slot] > 0 or top_p[slot] < 1):
+            largest = best[:, row].max()
+            buckets = buckets_of(processed[row], largest)
+            for bucket, logit in zip(buckets, processed[row], strict=True):
+                if bucket >= 0:
+                    result[row, 0, bucket] += 1
+                if 0 <= bucket < BUCKETS - 1:
+                    beyond = (float(largest) - float(logit)) - bucket / 64
+                    result[row, 1, bucket] += round(-np.expm1(-beyond) * 2**19)
+    return result
+
+
+def find_buckets(row: Floats, top_k: int, top_p: float, min_p: float) -> tuple[int, int, int]:
+    """Of one row of processed logits: the bucket in which top_k ends, the one in which min_p and top_k end, and the one in which
+    all three end; -1 where that is not asked for."""
+    buckets = buckets_of(row, row.max())
+
+    def last(k: int, p: float, least: float) -> int:
+        return int(buckets[filtered(row, k, p, least) > -np.inf].max())
+
+    of_k = last(top_k, 1, 0) if 0 < top_k < np.count_nonzero(buckets >= 0) else -1
+    floor = row.max() + np.float32(np.log(np.float32(min_p))) if min_p > 0 else -np.inf
+    of_min_p = int(buckets_of(np.array([floor], np.float32), row.max())[0]) if min_p > 0 else -1
+    first = min((bucket for bucket in (of_k, of_min_p) if bucket >= 0), default=-1)
+    return of_k, first, last(top_k, top_p, min_p) if top_p < 1 else -1
+
+
+def list_members(row: Floats, listed: set[int]) -> Floats:
+    """Logits of one row in the buckets `listed`, sorted."""
+    return np.sort(row[np.isin(buckets_of(row, row.max()), sorted(listed))])

@@ -1,195 +1,363 @@
-"""min_p, top_k and top_p of sampled rows: which tokens may be drawn at all. No sort: a threshold is searched in histograms.
+"""min_p, top_k and top_p of sampled rows: which tokens may be drawn at all. No sort: a threshold is found in a histogram.
 
-All three keep what lies at or above a threshold, so one comparison decides. The search counts the logits of a row by their distance
-from its maximum, finds the stretch in which the threshold lies, and ranks the few logits of that stretch against each other; a
-stretch of too many is searched again, more finely. Weights are integers (2**40 for the most likely token), so that sums do not
-depend on their order: the block size, the grid and the run never change what is kept. No row takes more than a few passes, where a
-sort of 150,000 logits takes dozens.
+All three keep what lies at or above a threshold, so one comparison decides. The logits of a row are counted by their distance from
+its maximum, in buckets of 1/64; the buckets in which a threshold lies are few, and so are their members, which are then ranked
+against each other. Every pass is shared by many blocks. Weights are integers (2**40 for the most likely token), so that sums do not
+depend on their order: block size, grid and run never change what is kept.
 """
 
 from __future__ import annotations
 
 import math
 
-from kernels.argmax import float_order
 from kernels.exponential import exp
 from kernels.lang import MAX_THREADS, NEG_INF, block_max, cuda, device_function, f32, i32, i64, kernel, u64
-from kernels.process_adjust import float_of_order
+from kernels.process_search import FEW, LOWEST_LOGIT, WEIGHT_OF_BEST, block_sum_i64, share_of, threshold_of_row, weight_of
 
-_BUCKETS = 1024
-_FIRST_SCALE = f32(128.0)
-"""Buckets a unit of logit in the first histogram, which so covers what is at least exp(-8) as likely as the best token."""
+BUCKETS = 2048
+_PER_UNIT = f32(64.0)
+"""Buckets a unit of logit: together they reach down to exp(-32) of the best, and the last takes what lies below."""
 
-_GROUPS = 32
-_FEW = 512
-"""Logits of one stretch that are ranked against each other, each with each."""
+_GROUPS = 64
+_IN_GROUP = BUCKETS // _GROUPS
 
-_MAX_LEVELS = 8
-"""A histogram divides a stretch by 1023 at least, and a float has 2**32 values: more levels find nothing new."""
+_LOSS = f32(524288.0)
+"""How finely is counted by how much members weigh less than the top of their bucket: 2**19 is all of it. At most 1/64 is lost, so
+that a sum over 2**18 columns stays below 2**31."""
 
-_WEIGHT_OF_BEST = f32(1099511627776.0)
-_LOWEST_FLOAT = f32(-1e30)
-"""adjust_logits leaves nothing below but -inf, and nothing above its opposite: differences and their multiples stay finite."""
+FOUND = 8
+"""int64 fields of a row between the kernels."""
 
-_LARGEST_SCALE = f32(1e30)
-_LOWEST = i32(-2147483648)
+_LISTED, _TOP_K_BUCKET, _ABOVE_TOP_K, _FIRST_BUCKET, _ABOVE_FIRST, _TOP_P_FROM, _TOP_P_TO, _ABOVE_TOP_P = range(FOUND)
 
+_BEYOND = f32(2e30)  # above every logit
 
-@device_function
-def _weight(logit, best):
-    """Probability of a logit as an integer, 2**40 for the best: what is less likely than 2**-40 of it weighs nothing."""
-    return i64(exp(logit - best) * _WEIGHT_OF_BEST)
+_AT_ONCE = 4
+"""Columns that a thread loads before it uses the first: a GPU waits once for all of them."""
 
 
 @device_function
-def _bucket(logit, high, scale):
-    """Which stretch below `high` a logit lies in: never falls as the logit does, and the last takes all the rest."""
-    return i32(min((high - logit) * scale, f32(_BUCKETS - 1)))
+def _best_of_row(best, row):
+    """Largest logit of a row, from its stripes."""
+    largest = NEG_INF
+    for stripe in range(best.shape[0]):
+        largest = max(largest, best[stripe, row])
+    return largest
 
 
 @device_function
-def _block_sum_i64(value, sums):
-    """Sum of an int64 over the block, returned to every thread. sums: int64 shared [>= blockDim.x], free on return."""
-    tid = i32(cuda.threadIdx.x)
-    sums[tid] = value
-    cuda.syncthreads()
-    width = i32(cuda.blockDim.x)
-    while width > i32(1):
-        half = i32((width + i32(1)) // i32(2))
-        if tid < width - half:
-            sums[tid] += sums[tid + half]
-        cuda.syncthreads()
-        width = half
-    total = sums[0]
-    cuda.syncthreads()
+def _bucket(logit, largest):
+    """Which bucket a logit is in: never falls as the logit does."""
+    return i32(min((largest - logit) * _PER_UNIT, f32(BUCKETS - 1)))
+
+
+@device_function
+def _searched(slot, temperature, top_k, top_p):
+    """A histogram is needed: of a sampled row with top_k or top_p. The threshold of min_p alone follows from the maximum."""
+    inside = slot >= i32(0) and slot < i32(temperature.shape[0])
+    return inside and temperature[slot] > f32(0.0) and (top_k[slot] > i32(0) or top_p[slot] < f32(1.0))
+
+
+@device_function
+def _count(counts, losses, logit, largest):
+    """Count one logit into the histogram of a block; 1 where it belongs to the last bucket, which each thread counts for itself."""
+    scaled = (largest - logit) * _PER_UNIT
+    last = i32(0)
+    if scaled < f32(BUCKETS - 1):
+        bucket = i32(scaled)
+        # 1 - exp(-x) of x below 1/64, by its series.
+        x = (scaled - f32(bucket)) / _PER_UNIT
+        loss = x - x * x * (f32(0.5) - x * f32(1.0 / 6.0))
+        cuda.atomic.add(counts, bucket, i32(1))
+        cuda.atomic.add(losses, bucket, i32(loss * _LOSS + f32(0.5)))
+    elif logit > NEG_INF:
+        last = i32(1)
+    return last
+
+
+@kernel(writes=("histogram",))
+def count_logits(histogram, processed, best, temperature, top_k, top_p, slot_of_row, num_rows):
+    """histogram[j, 0, b] += logits of row j in bucket b; histogram[j, 1, b] += what they weigh less than the top of the bucket.
+
+    Args:
+        histogram: int32 [J, 2, BUCKETS] in/out, zero before.
+        processed: float32 [J, V], best: float32 [S, J] (adjust_logits).
+        temperature, top_p: float32 [N], top_k: int32 [N]; rows that need no search are left alone.
+        slot_of_row: int32 [J].
+        num_rows: int32 [1], live rows.
+
+    Launch: grid (J, n), n blocks share the columns of a row. A block counts in shared memory and adds that to the row's. Barriers
+    are reached by all its threads. Safe under capture. Oracle: oracle_process.count_logits.
+    """
+    counts = cuda.shared.array(BUCKETS, i32)
+    losses = cuda.shared.array(BUCKETS, i32)
+    tid, threads = i32(cuda.threadIdx.x), i32(cuda.blockDim.x)
+    vocab = i32(processed.shape[1])
+    width = i32((vocab + i32(cuda.gridDim.y) - i32(1)) // i32(cuda.gridDim.y))
+    begin = min(i32(cuda.blockIdx.y) * width, vocab)
+    end = min(i32(begin + width), vocab)
+    for row in range(cuda.blockIdx.x, num_rows[0], cuda.gridDim.x):
+        largest = _best_of_row(best, row)
+        if largest > NEG_INF and _searched(i32(slot_of_row[row]), temperature, top_k, top_p):
+            for b in range(tid, BUCKETS, threads):
+                counts[b] = i32(0)
+                losses[b] = i32(0)
+            cuda.syncthreads()
+            last = i32(0)
+            i = i32(begin + tid)
+            while i + i32(_AT_ONCE - 1) * threads < end:
+                v0 = processed[row, u64(i)]
+                v1 = processed[row, u64(i + threads)]
+                v2 = processed[row, u64(i + i32(2) * threads)]
+                v3 = processed[row, u64(i + i32(3) * threads)]
+                last += _count(counts, losses, v0, largest)
+                last += _count(counts, losses, v1, largest)
+                last += _count(counts, losses, v2, largest)
+                last += _count(counts, losses, v3, largest)
+                i += i32(_AT_ONCE) * threads
+            while i < end:
+                last += _count(counts, losses, processed[row, u64(i)], largest)
+                i += threads
+            if last > i32(0):
+                cuda.atomic.add(counts, BUCKETS - 1, last)
+            cuda.syncthreads()
+            for b in range(tid, BUCKETS, threads):
+                if counts[b] > i32(0):
+                    cuda.atomic.add(histogram, (i32(row), i32(0), i32(b)), counts[b])
+                    cuda.atomic.add(histogram, (i32(row), i32(1), i32(b)), losses[b])
+            cuda.syncthreads()
+
+
+@device_function
+def _first_reaching(values, groups, target, most):
+    """(bucket, sum above it): the first bucket with which the sum of `values` reaches target; `most` if it comes first, or none."""
+    above = i64(0)
+    g = i32(0)
+    while g < i32(_GROUPS) and above + groups[g] < target:
+        above += groups[g]
+        g += i32(1)
+    b = i32(g * i32(_IN_GROUP))
+    while b < i32(BUCKETS) and above + values[b] < target:
+        above += values[b]
+        b += i32(1)
+    if b > most:
+        b = most
+        above = i64(0)
+        for earlier in range(most):
+            above += values[earlier]
+    return b, above
+
+
+@device_function
+def _above(values, groups, bucket):
+    """Sum of the buckets before `bucket`."""
+    total = i64(0)
+    for g in range(bucket // i32(_IN_GROUP)):
+        total += groups[g]
+    for b in range(bucket // i32(_IN_GROUP) * i32(_IN_GROUP), bucket):
+        total += values[b]
     return total
 
 
-@device_function
-def _share(total, share):
-    """share * total of an int64 below 2**58, share a float32 in [0, 1], without a float64."""
-    fixed = i64(share * f32(16777216.0))
-    high = total >> i64(24)
-    low = total - (high << i64(24))
-    return high * fixed + ((low * fixed) >> i64(24))
+@kernel(writes=("found", "threshold", "num_members"))
+def find_buckets(
+    found, threshold, num_members, histogram, processed, best, temperature, top_k, top_p, min_p, slot_of_row, num_rows
+):
+    """Of each row, either its threshold, or the buckets whose members have to be ranked for it, and what lies above these.
 
+    Args:
+        found: int64 [J, FOUND] out: 1 if members are to be listed; bucket of top_k (-1: off), tokens above it; the bucket in which
+            what min_p and top_k leave ends (-1: they are off), weight above it (-1: all weight); first and last bucket in which
+            top_p can end (-1: off), weight above the first.
+        threshold: float32 [J] out: of min_p; where no members are to be listed, of all three. -1e30 keeps everything.
+        num_members: int32 [J] out: 0.
+        histogram: int32 [J, 2, BUCKETS] (count_logits).
+        processed: float32 [J, V], best: float32 [S, J] (adjust_logits).
+        temperature, top_p, min_p: float32 [N], top_k: int32 [N].
+        slot_of_row: int32 [J].
+        num_rows: int32 [1], live rows.
 
-@device_function
-def _threshold(values, row, best, floor, wanted, share, shared):
-    """The largest logit t so that those >= t are `wanted` at least, or weigh at least `share` of all that are >= floor.
-
-    wanted: int64, a count; 0: by weight. Fewer than that: floor. Every thread of the block gets the result.
-    shared: counts [1024] int32, weights [1024] int64, few [512] float32, few_weights [512] int64, sums and scratch of block
-    reductions, state [2] int64 (bucket, what lies above it), and the length of `few` [1] int32.
+    Launch: a block a row. A row whose buckets hold more than FEW members is searched here, by this block alone. Barriers are
+    reached by all its threads. Safe under capture. Oracle: oracle_process.find_buckets.
     """
-    counts, weights, few, few_weights, sums, scratch, state, num_few = shared
-    tid = i32(cuda.threadIdx.x)
-    threads = i32(cuda.blockDim.x)
-    width = i32(values.shape[1])
-    by_weight = wanted == i64(0)
-    low, high, scale = floor, best, _FIRST_SCALE
-    target = wanted
-    above = i64(0)
-    result = floor
-    level = i32(0)
-    searching = True
-    while searching:
-        for b in range(tid, _BUCKETS, threads):
-            counts[b] = i32(0)
-            weights[b] = i64(0)
-        cuda.syncthreads()
-        # The last bucket may hold most of the row: its share is kept in registers.
-        rest_count = i64(0)
-        rest_weight = i64(0)
-        for i in range(tid, width, threads):
-            logit = values[row, u64(i)]
-            if logit >= low and logit <= high:
-                bucket = _bucket(logit, high, scale)
-                weight = _weight(logit, best) if by_weight else i64(0)
-                if bucket < i32(_BUCKETS - 1):
-                    cuda.atomic.add(counts, bucket, i32(1))
-                    if weight > i64(0):
-                        cuda.atomic.add(weights, bucket, weight)
+    masses = cuda.shared.array(BUCKETS, i64)
+    counts = cuda.shared.array(BUCKETS, i32)
+    few = cuda.shared.array(FEW, f32)
+    few_weights = cuda.shared.array(FEW, i64)
+    sums = cuda.shared.array(MAX_THREADS, i64)
+    scratch = cuda.shared.array(MAX_THREADS, f32)
+    state = cuda.shared.array(FOUND, i64)
+    num_few = cuda.shared.array(1, i32)
+    tid, threads = i32(cuda.threadIdx.x), i32(cuda.blockDim.x)
+    for row in range(cuda.blockIdx.x, num_rows[0], cuda.gridDim.x):
+        slot = i32(slot_of_row[row])
+        listed = False
+        floor = LOWEST_LOGIT
+        largest = _best_of_row(best, row)
+        if slot >= i32(0) and slot < i32(temperature.shape[0]) and temperature[slot] > f32(0.0) and largest > NEG_INF:
+            if min_p[slot] > f32(0.0):
+                floor = max(floor, largest + f32(math.log(min_p[slot])))
+            if _searched(slot, temperature, top_k, top_p):
+                for b in range(tid, BUCKETS, threads):
+                    counts[b] = histogram[row, 0, b]
+                cuda.syncthreads()
+                for g in range(tid, _GROUPS, threads):
+                    within = i64(0)
+                    for b in range(g * _IN_GROUP, (g + 1) * _IN_GROUP):
+                        within += i64(counts[b])
+                    sums[g] = within
+                for b in range(tid, BUCKETS, threads):
+                    top = exp(-f32(b) / _PER_UNIT) if b < BUCKETS - 1 else f32(0.0)
+                    members = f32(counts[b]) - f32(histogram[row, 1, b]) / _LOSS
+                    masses[b] = i64(top * members * WEIGHT_OF_BEST)
+                cuda.syncthreads()
+                if tid == i32(0):
+                    k_bucket, above_k = i32(-1), i64(0)
+                    if top_k[slot] > i32(0):
+                        total = i64(0)
+                        for g in range(_GROUPS):
+                            total += sums[g]
+                        if total > i64(top_k[slot]):
+                            above = i64(0)
+                            g = i32(0)
+                            while above + sums[g] < i64(top_k[slot]):
+                                above += sums[g]
+                                g += i32(1)
+                            b = i32(g * i32(_IN_GROUP))
+                            while above + i64(counts[b]) < i64(top_k[slot]):
+                                above += i64(counts[b])
+                                b += i32(1)
+                            k_bucket, above_k = b, above
+                    state[_TOP_K_BUCKET] = i64(k_bucket)
+                    state[_ABOVE_TOP_K] = above_k
+                    first = k_bucket
+                    if min_p[slot] > f32(0.0):
+                        end = _bucket(floor, largest)
+                        first = end if first < i32(0) else min(first, end)
+                    state[_FIRST_BUCKET] = i64(first)
+                cuda.syncthreads()
+                for g in range(tid, _GROUPS, threads):
+                    within = i64(0)
+                    for b in range(g * _IN_GROUP, (g + 1) * _IN_GROUP):
+                        within += masses[b]
+                    sums[g] = within
+                cuda.syncthreads()
+                if tid == i32(0):
+                    first = i32(state[_FIRST_BUCKET])
+                    p_from, p_to, above_p, above_first = i32(-1), i32(-1), i64(0), i64(-1)
+                    if top_p[slot] < f32(1.0):
+                        most = i32(BUCKETS - 1)
+                        least_weight, most_weight = i64(0), i64(0)
+                        if first >= i32(0):
+                            above_first = _above(masses, sums, first)
+                            least_weight, most_weight, most = above_first, above_first + masses[first], first
+                        else:
+                            above_first = _above(masses, sums, i32(BUCKETS - 1))
+                            least_weight, most_weight = above_first, above_first
+                        # Members weigh by exp itself what the histogram has by a series: a millionth is room enough for both.
+                        least_weight = max(least_weight - (least_weight >> i64(20)), i64(WEIGHT_OF_BEST))
+                        most_weight = max(most_weight + (most_weight >> i64(20)), i64(WEIGHT_OF_BEST))
+                        p_from, above_p = _first_reaching(masses, sums, share_of(least_weight, top_p[slot]), most)
+                        p_to, _ = _first_reaching(masses, sums, share_of(most_weight, top_p[slot]), most)
+                    state[_ABOVE_FIRST] = above_first
+                    state[_TOP_P_FROM] = i64(p_from)
+                    state[_TOP_P_TO] = i64(p_to)
+                    state[_ABOVE_TOP_P] = above_p
+                    members = i32(0)
+                    k_bucket = i32(state[_TOP_K_BUCKET])
+                    for b in range(max(p_from, i32(0)), p_to + i32(1)):
+                        members += counts[b]
+                    if k_bucket >= i32(0) and (k_bucket < p_from or k_bucket > p_to):
+                        members += counts[k_bucket]
+                    if first >= i32(0) and first != k_bucket and (first < p_from or first > p_to):
+                        members += counts[first]
+                    state[_LISTED] = i64(1) if members <= i32(FEW) else i64(0)
+                cuda.syncthreads()
+                listed = state[_LISTED] != i64(0)
+                if listed:
+                    for field in range(tid, FOUND, threads):
+                        found[row, field] = state[field]
                 else:
-                    rest_count += i64(1)
-                    rest_weight += weight
-        rest_count = _block_sum_i64(rest_count, sums)
-        rest_weight = _block_sum_i64(rest_weight, sums)
+                    shared = (counts, masses, few, few_weights, sums, scratch, state, num_few)
+                    if top_k[slot] > i32(0):
+                        floor = threshold_of_row(processed, row, largest, floor, i64(top_k[slot]), f32(1.0), shared)
+                    if top_p[slot] < f32(1.0):
+                        floor = threshold_of_row(processed, row, largest, floor, i64(0), top_p[slot], shared)
         if tid == i32(0):
-            counts[_BUCKETS - 1] = i32(rest_count)
-            weights[_BUCKETS - 1] = rest_weight
+            threshold[row] = floor
+            num_members[row] = i32(0)
+            if not listed:
+                found[row, _LISTED] = i64(0)
         cuda.syncthreads()
-        for g in range(tid, _GROUPS, threads):
-            within = i64(0)
-            for b in range(g * (_BUCKETS // _GROUPS), (g + 1) * (_BUCKETS // _GROUPS)):
-                within += weights[b] if by_weight else i64(counts[b])
-            sums[g] = within
-        cuda.syncthreads()
-        if by_weight and level == i32(0):
-            whole = i64(0)
-            for g in range(_GROUPS):
-                whole += sums[g]
-            target = max(_share(whole, share), i64(1))
-        if tid == i32(0):
-            reached = above
-            g = i32(0)
-            while g < i32(_GROUPS) and reached + sums[g] < target:
-                reached += sums[g]
-                g += i32(1)
-            b = i32(g * i32(_BUCKETS // _GROUPS))
-            while b < i32(_BUCKETS):
-                here = weights[b] if by_weight else i64(counts[b])
-                if reached + here >= target:
-                    break
-                reached += here
-                b += i32(1)
-            state[0] = i64(b)
-            state[1] = reached
-            num_few[0] = i32(0)
-        cuda.syncthreads()
-        bucket = i32(state[0])
-        above = state[1]
-        if bucket == i32(_BUCKETS):
-            searching = False
-        else:
-            # A part of the row: its limits, and its members where they are few.
-            members = i32(counts[bucket])
-            least, most = f32(best), _LOWEST_FLOAT
-            for i in range(tid, width, threads):
-                logit = values[row, u64(i)]
-                if logit >= low and logit <= high and _bucket(logit, high, scale) == bucket:
-                    least = min(least, logit)
-                    most = max(most, logit)
-                    if members <= i32(_FEW):
-                        place = cuda.atomic.add(num_few, 0, i32(1))
-                        few[place] = logit
-                        few_weights[place] = _weight(logit, best) if by_weight else i64(1)
-            low = -block_max(-least, scratch)
-            high = block_max(most, scratch)
-            result = low
-            level += i32(1)
-            if low == high or level == i32(_MAX_LEVELS):
-                searching = False
-            elif members <= i32(_FEW):
-                # Kept is what the tokens above it leave room for; the smallest of those is the threshold.
-                kept = high
-                for i in range(tid, members, threads):
-                    before = above
-                    for j in range(members):
-                        if few[j] > few[i]:
-                            before += few_weights[j]
-                    if before < target and few[i] < kept:
-                        kept = few[i]
-                result = -block_max(-kept, scratch)
-                searching = False
-            else:
-                scale = min(f32(_BUCKETS) / (high - low), _LARGEST_SCALE)
-        cuda.syncthreads()
-    return result
+
+
+@device_function
+def _listed(bucket, k_bucket, first, p_from, p_to):
+    return bucket in (k_bucket, first) or (bucket >= p_from and bucket <= p_to)
+
+
+@kernel(writes=("members", "num_members"))
+def list_members(members, num_members, found, processed, best, slot_of_row, num_rows):
+    """members[j, :num_members[j]] = the logits of row j in the buckets that have to be ranked, in any order.
+
+    Args:
+        members: float32 [J, FEW] out.
+        num_members: int32 [J] in/out, 0 before.
+        found: int64 [J, FOUND] (find_buckets).
+        processed: float32 [J, V], best: float32 [S, J] (adjust_logits).
+        slot_of_row: int32 [J], num_rows: int32 [1], live rows.
+
+    Launch: grid (J, n), n blocks share the columns of a row. No barrier. Safe under capture. Oracle: oracle_process.list_members.
+    """
+    tid, threads = i32(cuda.threadIdx.x), i32(cuda.blockDim.x)
+    vocab = i32(processed.shape[1])
+    width = i32((vocab + i32(cuda.gridDim.y) - i32(1)) // i32(cuda.gridDim.y))
+    begin = min(i32(cuda.blockIdx.y) * width, vocab)
+    end = min(i32(begin + width), vocab)
+    for row in range(cuda.blockIdx.x, num_rows[0], cuda.gridDim.x):
+        if found[row, _LISTED] != i64(0):
+            largest = _best_of_row(best, row)
+            k_bucket, first = i32(found[row, _TOP_K_BUCKET]), i32(found[row, _FIRST_BUCKET])
+            p_from, p_to = i32(found[row, _TOP_P_FROM]), i32(found[row, _TOP_P_TO])
+            i = i32(begin + tid)
+            while i < end:
+                # The loads of several columns come first; what stands behind the end is -inf, and in no bucket.
+                v0 = processed[row, u64(i)]
+                v1 = processed[row, u64(i + threads)] if i + threads < end else NEG_INF
+                v2 = processed[row, u64(i + i32(2) * threads)] if i + i32(2) * threads < end else NEG_INF
+                v3 = processed[row, u64(i + i32(3) * threads)] if i + i32(3) * threads < end else NEG_INF
+                for which in range(_AT_ONCE):
+                    logit = v0 if which == 0 else v1 if which == 1 else v2 if which == 2 else v3
+                    if logit > NEG_INF and _listed(_bucket(logit, largest), k_bucket, first, p_from, p_to):
+                        place = cuda.atomic.add(num_members, row, i32(1))
+                        members[row, place] = logit
+                i += i32(_AT_ONCE) * threads
+
+
+@device_function
+def _last_kept(few, few_weights, few_buckets, members, low, high, floor, above, target, by_weight, scratch):
+    """Of the members of buckets low..high that are >= floor: the smallest with less than `target` above it, `above` included; the
+    largest of them if there is none."""
+    tid, threads = i32(cuda.threadIdx.x), i32(cuda.blockDim.x)
+    most, kept = LOWEST_LOGIT, _BEYOND
+    for i in range(tid, members, threads):
+        if few_buckets[i] >= low and few_buckets[i] <= high and few[i] >= floor:
+            most = max(most, few[i])
+            before = above
+            for j in range(members):
+                if few[j] > few[i] and few_buckets[j] >= low:
+                    before += few_weights[j] if by_weight else i64(1)
+            if before < target:
+                kept = min(kept, few[i])
+    most = block_max(most, scratch)
+    kept = -block_max(-kept, scratch)
+    return kept if kept < _BEYOND else most
 
 
 @kernel(writes=("processed",))
-def filter_logits(processed, temperature, top_k, top_p, min_p, slot_of_row, num_rows):
+def filter_logits(
+    processed, threshold, found, members, num_members, best, temperature, top_k, top_p, min_p, slot_of_row, num_rows
+):
     """processed = -inf for what min_p, then top_k, then top_p take out of a sampled row.
 
     min_p keeps tokens at least min_p times as likely as the best. top_k keeps the k largest of them. top_p keeps, from the most
@@ -197,47 +365,72 @@ def filter_logits(processed, temperature, top_k, top_p, min_p, slot_of_row, num_
     none is better, and a choice by column would be a choice by spelling. The most likely token is always kept.
 
     Args:
-        processed: float32 [J, V] in/out, after the temperature, no NaN (adjust_logits).
+        processed: float32 [J, V] in/out, after the temperature (adjust_logits).
+        threshold: float32 [J], found: int64 [J, FOUND] (find_buckets).
+        members: float32 [J, FEW], num_members: int32 [J] (list_members).
+        best: float32 [S, J] (adjust_logits).
         temperature: float32 [N], 0 = greedy, the row is left alone.
-        top_k: int32 [N], 0 = off.
-        top_p: float32 [N], >= 1 = off.
-        min_p: float32 [N], 0 = off.
+        top_k: int32 [N], 0 = off.     top_p: float32 [N], >= 1 = off.     min_p: float32 [N], 0 = off.
         slot_of_row: int32 [J].
         num_rows: int32 [1], live rows.
 
-    Launch: a block a row, of up to 1024 threads. Block `j` owns row j; barriers are reached by all its threads. Safe under capture.
-    Oracle: oracle_process.filter_logits. Source of the semantics: vLLM (order and thresholds); min_p: Nguyen et al., 2024; top_p:
-    Holtzman et al., 2020.
+    Launch: grid (J, n), n blocks share the columns of a row, and each ranks the members for itself. A block owns its columns;
+    barriers are reached by all its threads. Safe under capture. Oracle: oracle_process.filter_logits. Source of the semantics: vLLM
+    (order and thresholds); min_p: Nguyen et al., 2024; top_p: Holtzman et al., 2020.
     """
-    counts = cuda.shared.array(_BUCKETS, i32)
-    weights = cuda.shared.array(_BUCKETS, i64)
-    few = cuda.shared.array(_FEW, f32)
-    few_weights = cuda.shared.array(_FEW, i64)
+    few = cuda.shared.array(FEW, f32)
+    few_weights = cuda.shared.array(FEW, i64)
+    few_buckets = cuda.shared.array(FEW, i32)
     sums = cuda.shared.array(MAX_THREADS, i64)
     scratch = cuda.shared.array(MAX_THREADS, f32)
-    state = cuda.shared.array(2, i64)
-    num_few = cuda.shared.array(1, i32)
-    tid = i32(cuda.threadIdx.x)
-    threads = i32(cuda.blockDim.x)
-    width = i32(processed.shape[1])
-    shared = (counts, weights, few, few_weights, sums, scratch, state, num_few)
+    tid, threads = i32(cuda.threadIdx.x), i32(cuda.blockDim.x)
+    vocab = i32(processed.shape[1])
+    width = i32((vocab + i32(cuda.gridDim.y) - i32(1)) // i32(cuda.gridDim.y))
+    begin = min(i32(cuda.blockIdx.y) * width, vocab)
+    end = min(i32(begin + width), vocab)
     for row in range(cuda.blockIdx.x, num_rows[0], cuda.gridDim.x):
         slot = i32(slot_of_row[row])
         sampled = slot >= i32(0) and slot < i32(temperature.shape[0]) and temperature[slot] > f32(0.0)
         if sampled and (top_k[slot] > i32(0) or top_p[slot] < f32(1.0) or min_p[slot] > f32(0.0)):
-            order = i32(_LOWEST)
-            for i in range(tid, width, threads):
-                order = max(order, float_order(processed[row, u64(i)]))
-            best = block_max(float_of_order(order), scratch)
-            if best > NEG_INF:
-                floor = _LOWEST_FLOAT
-                if min_p[slot] > f32(0.0):
-                    floor = max(floor, best + f32(math.log(min_p[slot])))
-                if top_k[slot] > i32(0):
-                    floor = _threshold(processed, row, best, floor, i64(top_k[slot]), f32(1.0), shared)
+            floor = threshold[row]
+            if found[row, _LISTED] != i64(0):
+                largest, listed = _best_of_row(best, row), i32(num_members[row])
+                for i in range(tid, listed, threads):
+                    few[i] = members[row, i]
+                    few_weights[i] = weight_of(members[row, i], largest)
+                    few_buckets[i] = _bucket(members[row, i], largest)
+                cuda.syncthreads()
+                k_bucket = i32(found[row, _TOP_K_BUCKET])
+                if k_bucket >= i32(0):
+                    above, wanted = found[row, _ABOVE_TOP_K], i64(top_k[slot])
+                    last = _last_kept(
+                        few, few_weights, few_buckets, listed, k_bucket, k_bucket, LOWEST_LOGIT, above, wanted, False, scratch
+                    )
+                    floor = max(floor, last)
                 if top_p[slot] < f32(1.0):
-                    floor = _threshold(processed, row, best, floor, i64(0), top_p[slot], shared)
-                for i in range(tid, width, threads):
-                    if processed[row, u64(i)] < floor:
-                        processed[row, u64(i)] = NEG_INF
+                    first, whole = i32(found[row, _FIRST_BUCKET]), i64(0)
+                    for i in range(tid, listed, threads):
+                        if few_buckets[i] == first and few[i] >= floor:
+                            whole += few_weights[i]
+                    whole = block_sum_i64(whole, sums) + found[row, _ABOVE_FIRST]
+                    low, high = i32(found[row, _TOP_P_FROM]), i32(found[row, _TOP_P_TO])
+                    target = max(share_of(whole, top_p[slot]), i64(1))
+                    above = found[row, _ABOVE_TOP_P]
+                    last = _last_kept(few, few_weights, few_buckets, listed, low, high, floor, above, target, True, scratch)
+                    floor = max(floor, last)
+            i = i32(begin + tid)
+            while i < end:
+                v0 = processed[row, u64(i)]
+                v1 = processed[row, u64(i + threads)] if i + threads < end else floor
+                v2 = processed[row, u64(i + i32(2) * threads)] if i + i32(2) * threads < end else floor
+                v3 = processed[row, u64(i + i32(3) * threads)] if i + i32(3) * threads < end else floor
+                if v0 < floor:
+                    processed[row, u64(i)] = NEG_INF
+                if v1 < floor:
+                    processed[row, u64(i + threads)] = NEG_INF
+                if v2 < floor:
+                    processed[row, u64(i + i32(2) * threads)] = NEG_INF
+                if v3 < floor:
+                    processed[row, u64(i + i32(3) * threads)] = NEG_INF
+                i += i32(_AT_ONCE) * threads
             cuda.syncthreads()

@@ -1,4 +1,4 @@
-"""The argument types that each kernel is launched with, one word a parameter: f float32, i int32, a digit for the axes of an array.
+"""The argument types that each kernel is launched with, one word a parameter: f float32, i int32, l int64, a digit for array axes.
 
 s is the storage type of the model, one for all words of a signature: float32, float16 or bfloat16 (bits in uint16).
 tests/test_kernels_ptx.py compiles every kernel of kernels/ for a GPU with them; a kernel without an entry fails there.
@@ -70,7 +70,10 @@ SIGNATURES: dict[str, str] = {
     # logits processing
     "adjust_logits": "f2 f2 f2 f1 f1 f1 f1 i2 i1 i2 f2 i1 i2 i1 i1 i1 i1 i1",
     "forbid_tokens": "f2 f2 i2 i1 i1 i2 i1 i2 i2 i1 i1 i1 i1 i1",
-    "filter_logits": "f2 f1 i1 f1 f1 i1 i1",
+    "count_logits": "i3 f2 f2 f1 i1 f1 i1 i1",
+    "find_buckets": "l2 f1 i1 i3 f2 f2 f1 i1 f1 f1 i1 i1",
+    "list_members": "f2 i1 l2 f2 f2 i1 i1",
+    "filter_logits": "f2 f1 l2 f2 i1 f2 f1 i1 f1 f1 i1 i1",
     "publish_logprobs": "i4 f2 i i2 f2 i2 i1 i1 i1 i1 i1",
     # block drafters
     "tap": "s2 f2 i i1",
@@ -107,8 +110,8 @@ def storages_of(signature: str) -> tuple[str, ...]:
 
 def numba_types(signature: str, storage: str = "float32") -> tuple[Any, ...]:
     """The Numba types of a signature: contiguous arrays, as every recorder passes them."""
-    from numba import float32, int32, types
+    from numba import float32, int32, int64, types
 
     stored = {"float32": float32, "float16": types.float16, "bfloat16": types.uint16}[storage]
-    scalars = {"f": float32, "i": int32, "s": stored}
+    scalars = {"f": float32, "i": int32, "l": int64, "s": stored}
     return tuple(types.Array(scalars[word[0]], int(word[1:]), "C") if word[1:] else scalars[word] for word in signature.split())
