@@ -8,7 +8,7 @@ wrong position, a wrong block, a cache cell overwritten too early or a draft tha
 
 from __future__ import annotations
 
-from kernels.lang import cuda, device_function, i32, kernel
+from kernels.lang import cuda, device_function, f32, i32, kernel
 
 VOCABULARY = 32
 """Ids 1..31 are produced; 0 never is, so that memory that nobody wrote is noticed."""
@@ -94,3 +94,41 @@ def scripted_propose(draft_tokens, num_draft, history, total_len, finished, idx_
                 last = truth
                 count += i32(1)
         num_draft[slot] = count
+
+
+@kernel(writes=("residual",))
+def toy_residual(residual, table, input_ids, positions, block, num_tokens):
+    """residual[t] = table[token + 5 block] + table[position + 11 block] / 2, row numbers modulo the rows of `table`.
+
+    What stands for the residual stream [T, H] float32 behind one block: it says which token stands where. table float32 [V, H].
+    Threads over tokens. Oracle: runtime.gates.toy_drafter.
+    """
+    rows = i32(table.shape[0])
+    for t in range(cuda.grid(1), num_tokens[0], cuda.gridsize(1)):
+        token = i32(max(input_ids[t], i32(0)) + i32(5) * block) % rows
+        place = i32(positions[t] + i32(11) * block) % rows
+        for i in range(residual.shape[1]):
+            residual[t, i] = table[token, i] + f32(0.5) * table[place, i]
+
+
+@kernel(writes=("draft_tokens",))
+def overrule_drafts(draft_tokens, num_draft, history, total_len, idx_mapping, script, memory, num_requests):
+    """The true token in the place of a draft where script [N, P] says ACCEPT at its position modulo P; others stay.
+
+    Of the num_draft [N] drafts of a slot; the truth is computed as in `scripted_propose`. Threads over rows.
+    """
+    for row in range(cuda.grid(1), num_requests[0], cuda.gridsize(1)):
+        slot = idx_mapping[row]
+        if num_draft[slot] > i32(0):
+            length = i32(total_len[slot])
+            checksum = i32(0)
+            for position in range(length * memory):
+                checksum = toy_checksum(checksum, i32(position), history[slot, position])
+            last = i32(history[slot, length - i32(1)])
+            for i in range(num_draft[slot]):
+                truth = toy_token(last, i32(length + i) * memory, checksum)
+                if script[slot, (length + i) % script.shape[1]] == i32(ACCEPT):
+                    draft_tokens[slot, i] = truth
+                if memory > i32(0):
+                    checksum = toy_checksum(checksum, i32(length + i), truth)
+                last = truth

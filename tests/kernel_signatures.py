@@ -94,6 +94,8 @@ SIGNATURES: dict[str, str] = {
     # the target and drafter of arithmetic that gates run
     "toy_store": "i1 i1 i1 i1",
     "toy_argmax": "i1 i1 i2 i1 i1 i1 i1 i i i1",
+    "toy_residual": "f2 f2 i1 i1 i i1",
+    "overrule_drafts": "i2 i1 i2 i1 i1 i2 i i1",
     "scripted_propose": "i2 i1 i2 i1 i1 i1 i1 i2 i i1",
     "tape_rows": "i3 i1 i1 i1 i1 i1 i1 i1",
     "tape_drafts": "i3 i1 i2 i1 i1 i1",

@@ -14,24 +14,27 @@ from runtime.sampling import SamplingParams
 
 BLOCK_SIZE = 4
 SCRIPT_LENGTH = 61
+LENGTHS_PERIOD = 13
 STEP_LIMIT = 4000
 MODEL_EOS = (5, 11, 23)
 """The toy model's ends of text, in the cases that have some; its texts hold one every ten tokens or so."""
 
 AXES: dict[str, tuple[Any, ...]] = {
-    "speculator": ("none", "ngram", "scripted"),
+    "speculator": ("none", "ngram", "scripted", "dflash", "dflash2"),
     "k": (0, 1, 3, 5, 7),
     "batch": (1, 3, 4, 8),
     "prompt": ("1", "k", "k+1", "chunk+k+1", "max_len-k-1", "max_len-1", "mixed"),
     "accept": ("none", "all", "alternating", "random", "ragged"),
     "stop": ("none", "max_tokens", "eos", "string", "min_tokens", "model_eos"),
     "event": ("none", "reuse", "preempt", "skip", "cancel"),
+    "lengths": ("fixed", "changing"),
     "steps_in_flight": (1, 2, 3),
     "mode": ("graph", "eager"),
     "policy": ("discrete", "integrated"),
     "schedule": ("eager", "lazy", "random"),
 }
-"""Every axis with its values (HAZARDS 2.4). steps_in_flight = 1 is runner.async = false."""
+"""Every axis with its values (HAZARDS 2.4). steps_in_flight = 1 is runner.async = false. lengths: of drafts, the same in every step
+or another from step to step, none at all among them."""
 
 PROMPTS = AXES["prompt"][:-1]
 
@@ -56,6 +59,7 @@ class Case:
     accept: str = "random"
     stop: str = "none"
     event: str = "none"
+    lengths: str = "fixed"
     steps_in_flight: int = 2
     mode: str = "graph"
     policy: str = "discrete"
@@ -88,12 +92,20 @@ class Case:
                 raise ConfigError(f"case: {part}: must be name=value; names are {', '.join(AXES)} and seed")
         case = cls(**values)
         if not case.is_possible:
-            raise ConfigError(f"case: speculator = {case.speculator} with k = {case.k}: none has k = 0, the others have k > 0")
+            raise ConfigError(
+                f"case: speculator = {case.speculator} with k = {case.k}, lengths = {case.lengths}: "
+                "none has k = 0 and fixed lengths, the others have k > 0"
+            )
         return case
 
     @property
     def is_possible(self) -> bool:
-        return (self.speculator == "none") == (self.k == 0)
+        return (self.speculator == "none") == (self.k == 0) and (self.lengths == "fixed" or self.k > 0)
+
+    @property
+    def keeps_context(self) -> bool:
+        """The speculator has keys and values of its own, which every step must move on."""
+        return self.speculator.startswith("dflash")
 
     @property
     def memory(self) -> bool:
@@ -129,10 +141,19 @@ class Case:
             poison=self.seed % 3 != 2,
             speculator=self.speculator,  # type: ignore[arg-type]
             script=self.script(),
+            lengths=self.draft_lengths(),
             memory=self.memory,
             eos_token_ids=MODEL_EOS if self.stop == "model_eos" else (),
             tape_steps=tape_steps,
+            fused=self.seed % 2 == 1,
         )
+
+    def draft_lengths(self) -> tuple[int, ...]:
+        """Drafts of the decode rows of step 0, 1, 2, ... and again from the start."""
+        if self.lengths == "fixed":
+            return (self.k,)
+        draw = random.Random(f"lengths {self.seed}")
+        return tuple(draw.choice((0, (self.k + 1) // 2, self.k, self.k)) for _ in range(LENGTHS_PERIOD))
 
     def script(self) -> tuple[tuple[int, ...], ...]:
         """[batch][SCRIPT_LENGTH] verdicts by slot and position."""

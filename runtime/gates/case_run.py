@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from runtime.gates.case import STEP_LIMIT, Case, RequestPlan
 from runtime.gates.device_model import DeviceModel, Drafter
 from runtime.gates.recording import RecordedStep, RecordingRunner
 from runtime.gates.tapes import TapeRow, read_tape
-from runtime.gates.toy import lookup_drafts, scripted_drafts
-from runtime.gates.toy_engine import NGRAM_MAX, NGRAM_MIN, ToyEngine, ToyOptions, Venue, open_toy
+from runtime.gates.toy import lookup_drafts, overruled_drafts, scripted_drafts
+from runtime.gates.toy_drafter import block_drafts
+from runtime.gates.toy_engine import DRAFTERS, NGRAM_MAX, NGRAM_MIN, ToyEngine, ToyOptions, Venue, open_toy
 from runtime.generation import Generation
 from runtime.path_counters import PathCounters
 from runtime.runner import Runner
@@ -87,13 +89,26 @@ def drafter_of(case: Case) -> Drafter:
     if case.speculator == "ngram":
         return lambda prefix, slot: lookup_drafts(prefix, case.k, min_n=NGRAM_MIN, max_n=NGRAM_MAX)
     script = case.script()
+    if case.speculator in DRAFTERS:
+        version, longest = DRAFTERS[case.speculator], case.options().effective_max_model_len
+
+        def drafts(prefix: Sequence[int], slot: int) -> list[int]:
+            drafted = block_drafts(version, prefix, case.k, longest)
+            return overruled_drafts(drafted, prefix, script[slot], case.memory)
+
+        return drafts
     return lambda prefix, slot: scripted_drafts(prefix, script[slot], case.k, case.memory)
 
 
 def model_of(run: CaseRun) -> DeviceModel:
     options = run.options
     return DeviceModel(
-        options.k, options.effective_max_model_len, options.memory, drafter_of(run.case), options.eos_token_ids
+        options.k,
+        options.effective_max_model_len,
+        options.memory,
+        drafter_of(run.case),
+        options.eos_token_ids,
+        pauses=run.case.keeps_context,
     )
 
 

@@ -1,8 +1,8 @@
 """What the device must do with each row of each plan: a model in plain Python, one slot after the other, without a device.
 
-It takes from a plan who runs and how many tokens of a prompt, and computes all else from the oracle: what is drafted, how much of
-it is accepted, what the row emits and whether that ends the request. An engine whose text is right and whose acceptance is not
-(the silent class of defects) differs from it in the first count.
+It takes from a plan who runs, how many tokens of a prompt and how many drafts, and computes all else from the oracle: what is
+drafted, how much of it is accepted, what the row emits and whether that ends the request. An engine whose text is right and whose
+acceptance is not (the silent class of defects) differs from it in the first count.
 """
 
 from __future__ import annotations
@@ -48,13 +48,21 @@ class DeviceModel:
         memory: of the toy target.
         drafter: Python meaning of the speculator.
         eos_token_ids: the model's ends of text.
+        pauses: whether it drafts nothing where the next step verifies nothing; prompt lookup drafts all the same.
     """
 
     def __init__(
-        self, k: int, max_model_len: int, memory: bool, drafter: Drafter, eos_token_ids: tuple[int, ...] = ()
+        self,
+        k: int,
+        max_model_len: int,
+        memory: bool,
+        drafter: Drafter,
+        eos_token_ids: tuple[int, ...] = (),
+        *,
+        pauses: bool = False,
     ) -> None:
         self.k, self.max_model_len, self.memory, self.eos_token_ids = k, max_model_len, memory, eos_token_ids
-        self._drafter = drafter
+        self._drafter, self._pauses = drafter, pauses
         self._slots: dict[int, _Slot] = {}
 
     def run(self, plan: StepPlan) -> list[ExpectedRow]:
@@ -63,7 +71,7 @@ class DeviceModel:
             reach = self.max_model_len + self.k + 1
             stream = continuation(admission.prefill_tokens, reach, self.memory)
             self._slots[admission.slot] = _Slot(admission, stream, len(admission.prefill_tokens), drafts=[-1] * self.k)
-        return [self._run_row(row) for row in plan.rows]
+        return [self._run_row(row, plan.proposes or not self._pauses) for row in plan.rows]
 
     def prefilling(self, plan: StepPlan) -> bool:
         """Before `run`: is some row of the plan still inside its prefill? What decides the family of the step's graph."""
@@ -79,11 +87,11 @@ class DeviceModel:
             if state.finished == NOT_FINISHED
         }
 
-    def _run_row(self, row: ScheduledRow) -> ExpectedRow:
+    def _run_row(self, row: ScheduledRow, proposes: bool) -> ExpectedRow:
         slot = self._slots[row.slot]
         prefill_len = len(slot.admission.prefill_tokens)
         prefills = slot.num_computed < prefill_len
-        drafts = [] if prefills else slot.drafts
+        drafts = [] if prefills else slot.drafts[: row.num_drafts]
         position = slot.num_computed + row.num_tokens - 1 if prefills else slot.total_len - 1
         fed = (slot.stream[position], *drafts)
         num_drafts = sum(draft >= 0 for draft in drafts)
@@ -92,7 +100,7 @@ class DeviceModel:
             if not prefills or slot.num_computed + row.num_tokens == prefill_len:
                 tokens = self._emit(slot, drafts)
             slot.num_computed = slot.total_len - 1 if not prefills or tokens else slot.num_computed + row.num_tokens
-        silent = not tokens or slot.finished != NOT_FINISHED
+        silent = not tokens or slot.finished != NOT_FINISHED or not proposes
         slot.drafts = [-1] * self.k if silent else self._drafter(slot.stream[: slot.total_len], row.slot)
         return ExpectedRow(row.request_id, tuple(tokens), num_drafts, slot.finished, position, fed)
 

@@ -10,6 +10,7 @@ from runtime.gates.case_run import CaseRun, model_of
 from runtime.gates.device_model import ExpectedRow
 from runtime.gates.recording import RecordedStep
 from runtime.gates.toy import sequential_decode
+from runtime.gates.toy_engine import DRAFTERS
 from runtime.gates.verdict import Ledger
 
 TITLE = "routing and token identity"
@@ -17,6 +18,7 @@ AXES = (
     "token identity",
     "emitted counts",
     "first decode drafts",
+    "drafts a row",
     "graph family",
     "one proposal a step",
     "graph size",
@@ -27,6 +29,8 @@ AXES = (
     "races",
     "nothing leaks",
 )
+_BEHIND = (Family.PROPOSE, Family.CONTEXT)
+
 MUST_COVER = (
     "preemptions",
     "frames dropped",
@@ -77,6 +81,10 @@ def _check_steps(run: CaseRun, ledger: Ledger) -> None:
         prefilling = model.prefilling(plan)
         waiting = {name for name, decodes in model.running().items() if decodes} - {row.request_id for row in plan.rows}
         expected = model.run(plan)
+        num_drafts = _drafts_of(run, plan.step)
+        planned = {row.num_drafts for row in plan.rows if not row.is_prefilling}
+        text = f"step {plan.step}: rows of {sorted(planned)} drafts; {num_drafts} are right"
+        ledger.check("drafts a row", planned <= {num_drafts}, run.case, text)
         _check_route(run, ledger, plan.step, step.launched, len(plan.rows), prefilling)
         _check_waits(run, ledger, plan.step, step.launch_counters, step.collect_counters)
         _check_overlap(run, ledger, step)
@@ -91,8 +99,14 @@ def _check_steps(run: CaseRun, ledger: Ledger) -> None:
             if not row.is_prefilling and row.epoch not in decoded:
                 decoded.add(row.epoch)
                 if _always_drafts(run) and wanted.finished == 0:
-                    text = f"step {plan.step}, {row.request_id}: first decode row carries {got[1]} drafts of {run.case.k}"
-                    ledger.check("first decode drafts", got[1] == run.case.k, run.case, text)
+                    text = f"step {plan.step}, {row.request_id}: first decode row carries {got[1]} drafts of {num_drafts}"
+                    ledger.check("first decode drafts", got[1] == num_drafts, run.case, text)
+
+
+def _drafts_of(run: CaseRun, step: int) -> int:
+    """Of each decode row of a step, by the table of the case."""
+    lengths = run.case.draft_lengths()
+    return lengths[step % len(lengths)]
 
 
 def _always_drafts(run: CaseRun) -> bool:
@@ -103,17 +117,20 @@ def _check_route(
     run: CaseRun, ledger: Ledger, step: int, launched: dict[GraphKey, int], num_rows: int, prefilling: bool
 ) -> None:
     """Which graphs a step took, from the state of its rows as the model has it and not as the plan says."""
-    query_len = 1 + run.case.k
-    family = Family.MIXED if prefilling else Family.VERIFY if run.case.k else Family.DECODE
-    targets = [key for key in launched if key.family is not Family.PROPOSE]
-    proposals = sum(count for key, count in launched.items() if key.family is Family.PROPOSE)
+    query_len = 1 + _drafts_of(run, step)
+    family = Family.MIXED if prefilling else Family.VERIFY if query_len > 1 else Family.DECODE
+    targets = [key for key in launched if key.family not in _BEHIND]
+    # A drafter whose drafts nobody will verify appends its context and drafts nothing.
+    behind = Family.CONTEXT if run.case.speculator in DRAFTERS and not _drafts_of(run, step + 1) else Family.PROPOSE
+    proposals = sum(count for key, count in launched.items() if key.family is behind)
+    others = sum(count for key, count in launched.items() if key.family in _BEHIND) - proposals
     fits = len(targets) == 1 and targets[0].family is family and launched[targets[0]] == 1
     fits = fits and targets[0].num_requests >= num_rows and targets[0].query_len == (0 if prefilling else query_len)
     names = ", ".join(map(str, launched))
     ledger.check("graph family", fits, run.case, f"step {step} of {num_rows} rows launched {names}; its family is {family.value}")
     wanted = 1 if run.case.k else 0
-    text = f"step {step} launched {proposals} propose graphs; {wanted} is right"
-    ledger.check("one proposal a step", proposals == wanted, run.case, text)
+    text = f"step {step} launched {proposals} {behind.value} graphs and {others} others behind its own; {wanted} and none are right"
+    ledger.check("one proposal a step", (proposals, others) == (wanted, 0), run.case, text)
     _check_sizes(run, ledger, step, launched, num_rows, prefilling)
 
 
@@ -123,11 +140,12 @@ def _check_sizes(
     """Rows that each graph was captured for: never below the rows of the step, and no larger than it need be.
 
     Buckets are powers of two and the number of slots. A mixed graph has the rows of all slots; the propose graph behind it has
-    those of the step, the ones that still prefill included.
+    those of the step, the ones that still prefill included, or those of all slots where it reads the step's token rows.
     """
     bucket = min(1 << (num_rows - 1).bit_length(), run.case.batch)
     for key in launched:
-        wanted = run.case.batch if prefilling and key.family is not Family.PROPOSE else bucket
+        whole = key.family not in _BEHIND or run.case.speculator in DRAFTERS
+        wanted = run.case.batch if prefilling and whole else bucket
         text = f"step {step} of {num_rows} rows launched {key}; {wanted} rows are right"
         ledger.check("graph size", key.num_requests == wanted, run.case, text)
 

@@ -11,7 +11,7 @@ from typing import Any
 from runtime.gates.case import AXES, Case
 
 Pair = tuple[str, Any, str, Any]
-DRAWN_WHEN_FULL = ("prompt", "schedule", "steps_in_flight")
+DRAWN_WHEN_FULL = ("prompt", "lengths", "schedule", "steps_in_flight")
 """Axes that the full matrix draws by seed for each combination of all the others."""
 
 
@@ -53,8 +53,8 @@ def full() -> Iterator[Case]:
     names = [name for name in AXES if name not in DRAWN_WHEN_FULL]
     for number, values in enumerate(itertools.product(*(AXES[name] for name in names))):
         chosen = dict(zip(names, values, strict=True))
-        # Only a scripted speculator follows a script: the other values of the axis would repeat the same case.
-        if _possible(chosen) and (chosen["speculator"] == "scripted" or chosen["accept"] == AXES["accept"][0]):
+        # Prompt lookup follows no script: the other values of the axis would repeat the same case.
+        if _possible(chosen) and (chosen["speculator"] not in ("none", "ngram") or chosen["accept"] == AXES["accept"][0]):
             yield _completed(chosen, random.Random(f"full {number}"), number)
 
 
@@ -87,5 +87,6 @@ def _completed(chosen: dict[str, Any], draw: random.Random, seed: int) -> Case:
 
 def _possible(chosen: dict[str, Any]) -> bool:
     if "speculator" in chosen and "k" in chosen:
-        return Case(speculator=chosen["speculator"], k=chosen["k"]).is_possible
-    return True
+        return Case(speculator=chosen["speculator"], k=chosen["k"], lengths=chosen.get("lengths", "fixed")).is_possible
+    without_drafts = chosen.get("speculator") == "none" or chosen.get("k") == 0
+    return not (without_drafts and chosen.get("lengths") == "changing")

@@ -91,6 +91,16 @@ def scripted_drafts(prefix: Sequence[int], script: Sequence[int], k: int, memory
     return drafts
 
 
+def overruled_drafts(drafts: Sequence[int], prefix: Sequence[int], script: Sequence[int], memory: bool) -> list[int]:
+    """The drafts of a drafter behind `prefix`, but the truth where the script accepts."""
+    grown, result = Prefix(prefix, memory), list[int]()
+    for draft in drafts:
+        verdict, truth = script[len(grown.tokens) % len(script)], grown.next()
+        grown.append(truth)
+        result.append(truth if draft >= 0 and verdict == ACCEPT else draft)
+    return result
+
+
 def lookup_drafts(prefix: Sequence[int], k: int, *, min_n: int, max_n: int) -> list[int]:
     """k drafts by prompt lookup: what followed the earliest occurrence of the longest suffix that occurs before; -1 behind them."""
     for n in range(min(max_n, len(prefix) - 1), min_n - 1, -1):

@@ -11,12 +11,14 @@ import numpy as np
 from graphs.executor import Executor
 from graphs.propose import NgramProposer, Proposer
 from graphs.tape import Tapes
-from graphs.toy import ScriptedProposer, ToyTarget
+from graphs.toy import OverruledProposer, ScriptedProposer, ToyTaps, ToyTarget
 from kernels.toy import VOCABULARY
 from runtime.device import Device, open_device
+from runtime.draft_lengths import ScriptedLengths
 from runtime.engine import Engine
 from runtime.gates.tapes import allocate_tapes
 from runtime.gates.toy import toy_tokenizer_source
+from runtime.gates.toy_drafter import HIDDEN, NUM_BLOCKS, Version, toy_proposer, toy_table
 from runtime.kv_cache import BlockAllocator
 from runtime.mirror_policy import resolve_policy
 from runtime.prompts import PromptEncoder
@@ -30,7 +32,8 @@ from runtime.virtual_device import VirtualDevice
 from runtime.virtual_queue import Schedule
 
 NGRAM_MIN, NGRAM_MAX = 1, 3
-Speculator = Literal["none", "ngram", "scripted"]
+Speculator = Literal["none", "ngram", "scripted", "dflash", "dflash2"]
+DRAFTERS: dict[str, Version] = {"dflash": 1, "dflash2": 2}
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,10 @@ Venue: TypeAlias = "Executor | OnGpu"
 class ToyOptions:
     """Sizes and modes of a toy engine; lengths in tokens.
 
-    script: verdicts of kernels.toy by slot and position (modulo its length); for the scripted speculator only.
+    lengths: drafts of the decode rows of step 0, 1, 2, ... and again from the start; None: always k.
+    script: verdicts of kernels.toy by slot and position (modulo its length). The scripted speculator follows it; a drafter of
+        random weights is overruled where it accepts.
+    fused: a drafter takes the fused forms of its parts.
     memory: whether the target looks at the tokens in the cache.
     eos_token_ids: the model's ends of text.
     tape_steps: steps that the tapes hold; 0 records nothing.
@@ -67,9 +73,11 @@ class ToyOptions:
     poison: bool = True
     speculator: Speculator = "scripted"
     script: tuple[tuple[int, ...], ...] = ()
+    lengths: tuple[int, ...] | None = None
     memory: bool = True
     eos_token_ids: tuple[int, ...] = ()
     tape_steps: int = 0
+    fused: bool = False
 
     @property
     def effective_max_model_len(self) -> int:
@@ -110,19 +118,22 @@ def open_toy(options: ToyOptions, executor: Venue, runner_type: type[Runner] = R
     )
     cache = device.array("toy_cache", (options.num_blocks * options.block_size,), np.int32)
     row_argmax = device.array("row_argmax", (sizes.num_logits,), np.int32)
-    target = ToyTarget(cache, row_argmax, block_size=options.block_size, memory=options.memory)
+    proposer, taps = _proposer(options, device, sizes)
+    target = ToyTarget(cache, row_argmax, block_size=options.block_size, memory=options.memory, taps=taps)
     tapes = None
     if options.tape_steps:
         tapes = allocate_tapes(device, steps=options.tape_steps, num_slots=options.num_slots, num_ids=1 + options.k)
+    lengths = options.lengths or (options.k,)
     runner_options = RunnerOptions(
         steps_in_flight=options.steps_in_flight,
         graph_mode=options.graph_mode,
         buckets=options.buckets,
         eos_token_ids=options.eos_token_ids,
         poison=options.poison,
+        draft_lengths=tuple(sorted(set(lengths))),
     )
     policy = resolve_policy(options.policy, device)
-    runner = runner_type(device, target, _proposer(options, device), sizes, policy, runner_options, tapes)
+    runner = runner_type(device, target, proposer, sizes, policy, runner_options, tapes)
     runner.capture()
     limits = SchedulerLimits(options.num_slots, sizes.max_model_len, options.max_num_batched_tokens, options.k)
     tokenizer = Tokenizer.from_source(toy_tokenizer_source())
@@ -130,7 +141,12 @@ def open_toy(options: ToyOptions, executor: Venue, runner_type: type[Runner] = R
     ticks = itertools.count()
     engine = Engine(
         runner,
-        Scheduler(limits, BlockAllocator(options.num_blocks, options.block_size), clock=lambda: float(next(ticks))),
+        Scheduler(
+            limits,
+            BlockAllocator(options.num_blocks, options.block_size),
+            clock=lambda: float(next(ticks)),
+            lengths=ScriptedLengths(lengths),
+        ),
         tokenizer,
         encoder,
         SamplingParams(),
@@ -146,11 +162,17 @@ def _open_device(options: ToyOptions, executor: Venue) -> Device:
     return VirtualDevice(executor, schedule=options.schedule, seed=options.seed, poison=options.poison, on_race="record")
 
 
-def _proposer(options: ToyOptions, device: Device) -> Proposer | None:
+def _proposer(options: ToyOptions, device: Device, sizes: StepSizes) -> tuple[Proposer | None, ToyTaps | None]:
+    """What drafts, and what it reads of the target."""
     if options.k == 0 or options.speculator == "none":
-        return None
+        return None, None
     if options.speculator == "ngram":
-        return NgramProposer(min_n=NGRAM_MIN, max_n=NGRAM_MAX)
+        return NgramProposer(min_n=NGRAM_MIN, max_n=NGRAM_MAX), None
     script = device.array("script", (options.num_slots, len(options.script[0])), np.int32)
     device.upload(script, np.array(options.script, np.int32))
-    return ScriptedProposer(script, memory=options.memory)
+    if options.speculator == "scripted":
+        return ScriptedProposer(script, memory=options.memory), None
+    drafter = toy_proposer(device, DRAFTERS[options.speculator], sizes, options.num_blocks, fused=options.fused)
+    residual = device.array("toy_residual", (sizes.max_num_batched_tokens, HIDDEN), np.float32)
+    taps = ToyTaps(drafter.taps, residual, device.constant("toy_table", toy_table()), NUM_BLOCKS)
+    return OverruledProposer(drafter, script, memory=options.memory), taps

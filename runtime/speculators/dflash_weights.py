@@ -99,7 +99,7 @@ class DraftCheckpoint:
         check_dtype(dtype)
         weights = _empty_weights(self.spec, dtype)
         copy_tensors(self._tensors, _destinations(self.spec, weights), dtype, progress)
-        _fill_context(self.spec, weights)
+        fill_context(self.spec, weights)
         return weights
 
 
@@ -222,7 +222,7 @@ def _destinations(spec: DraftSpec, weights: DraftWeights) -> dict[str, WeightArr
     return views
 
 
-def _fill_context(spec: DraftSpec, weights: DraftWeights) -> None:
+def fill_context(spec: DraftSpec, weights: DraftWeights) -> None:
     """Copy k and v of every layer into the matrix that serves all layers at once."""
     for index, layer in enumerate(weights.layers):
         rows = slice(index * 2 * spec.kv_size, (index + 1) * 2 * spec.kv_size)
