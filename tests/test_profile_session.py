@@ -20,6 +20,7 @@ from runtime.phase_clock import Phase
 from runtime.profile import session
 from runtime.profile.analysis import Analysis
 from runtime.profile.chrome_trace import chrome_trace
+from runtime.profile.graph_facts import bytes_read
 from runtime.profile.lanes import lanes_of, middle_steps
 from runtime.profile.page import render_page, tick_ns
 from runtime.profile.profile import Profile
@@ -124,6 +125,18 @@ def test_the_command_writes_its_files_and_ends_well(model: Path, tmp_path: Path)
     names = {file.name for file in (tmp_path / "out").iterdir()}
     assert {"profile.json", "trace.json", "profile.html"} <= names
     assert ("timeline.png" in names) != ("matplotlib is not installed" in result.stderr)
+
+
+def test_a_replay_has_to_read_every_weight_once_and_the_cache_of_its_requests(model: Path) -> None:
+    with open_tiny(model) as engine:
+        library = engine.runner.library  # type: ignore[attr-defined]
+        found = bytes_read(library, 1000)
+        streamed = engine.info()["model"]["streamed_bytes"]
+    verify = found["verify[R=2,T=8,q=4]"]
+    assert verify["attention"] == 1000
+    # Norms are read by other families.
+    assert 0.95 * streamed < verify["products"] <= streamed
+    assert "attention" not in found["mixed[R=4,T=32]"]
 
 
 def test_more_requests_than_slots_are_a_mistake(model: Path, tmp_path: Path) -> None:
