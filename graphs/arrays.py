@@ -7,7 +7,7 @@ yields. Graphs borrow these arrays as arguments: the runtime owns them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graphs.launch import Array
 from graphs.sampling_state import SamplingState
@@ -139,3 +139,9 @@ class StepArrays:
     num_rejected: Array  # [N] by row
     num_drafts: Array  # [N] by row: drafts >= 0 that were verified
     outcome: Array  # [1, N, 4 + k] by row: num_sampled, num_drafts, finished, sampled...
+
+    def of_requests(self, count: int) -> StepArrays:
+        """The same arrays for a step of at most `count` requests: what a target lays its launches out for."""
+        inputs = self.inputs
+        rows = replace(inputs, idx_mapping=inputs.idx_mapping[:count], query_start_loc=inputs.query_start_loc[: count + 1])
+        return replace(self, inputs=rows)

@@ -17,6 +17,7 @@ from graphs.launch import Array, Grid
 from kernels.lang import Kernel, float32, int32
 from kernels.lang_overlap import HOPPER
 from runtime.cuda_memory import CudaAllocation, CudaArray, CudaPinnedArray
+from runtime.early_start import may_start_early
 from runtime.errors import DeviceError
 from runtime.race_detector import UseAfterFree
 from runtime.virtual_work import CopyKind
@@ -48,18 +49,11 @@ class CudaWork:
     early: frozenset[CudaAllocation] = frozenset()
 
     def issue_after(self, before: Sequence[CudaWork]) -> None:
-        """Queue it behind `before`, the work that precedes it on its stream, newest last; empty: full dependency.
-
-        It overlaps the last of them only where neither that nor the one before it stores to what it reads early: those are the two
-        that may not have ended when it starts (kernels/lang_overlap.py). One of them may be a library's.
-        """
-        if self.overlapping is None or not before or not before[-1].computes or self._unsettled(before):
-            self.issue()
-        else:
+        """Queue it behind `before`, the work that directly precedes it on its stream: see may_start_early."""
+        if self.overlapping is not None and may_start_early(self.early, before):
             self.overlapping()
-
-    def _unsettled(self, before: Sequence[CudaWork]) -> bool:
-        return any(allocation in self.early for work in before for allocation in work.writes)
+        else:
+            self.issue()
 
 
 def bind_launch(
