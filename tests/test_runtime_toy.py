@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.tape import TAPE_FIELDS, tape_drafts, tape_rows
-from kernels.toy import ACCEPT, NO_DRAFT, REJECT, scripted_propose, toy_argmax, toy_store
+from kernels.toy import ACCEPT, NO_DRAFT, REJECT, overrule_drafts, scripted_propose, toy_argmax, toy_residual, toy_store
 from runtime.gates.tapes import drafts_record, rows_record
 from runtime.gates.toy import (
     CHARACTERS,
     continuation,
     lookup_drafts,
     next_token,
+    overruled_drafts,
     scripted_drafts,
     sequential_decode,
     text_of,
@@ -25,7 +26,7 @@ from runtime.gates.toy import (
 )
 from runtime.sampling import SamplingParams
 from runtime.tokenizer import Tokenizer
-from tests.kernel_cases import launches, live, poisoned, untouched
+from tests.kernel_cases import floats, launches, live, poisoned, untouched
 
 BLOCK_SIZE = 4
 every_launch = launches((1, 1), (1, 3), (2, 4))
@@ -240,3 +241,50 @@ def test_drafts_tape(launch: Any) -> None:
     expected[1] = drafts_record(6, 3, drafts.tolist(), total_len.tolist(), [2, 1])
     assert expected[1].tolist() == [[2, 7, 2, -1, -1, -2], [1, 6, 2, 3, -1, -2], [-1, -1, 0, -2, -2, -2]]
     launch.check(tape_drafts, args, {"tape": expected, "cursor": ints(2)})
+
+
+@launches((1, 1), (2, 3))
+@pytest.mark.parametrize("block", [0, 3])
+def test_residual_says_which_token_stands_where(launch: Any, block: int) -> None:
+    table, tokens, positions = floats(1, 32, 5), np.array([3, -1, 31, 0, 9], np.int32), np.array([0, 1, 40, 7, 2], np.int32)
+    args = {
+        "residual": untouched(5, 5),
+        "table": table,
+        "input_ids": poisoned(tokens, 4),
+        "positions": poisoned(positions, 4),
+        "block": block,
+        "num_tokens": live(4),
+    }
+    expected = untouched(5, 5)
+    expected[:4] = table[(np.maximum(tokens[:4], 0) + 5 * block) % 32] + table[(positions[:4] + 11 * block) % 32] / 2
+    launch.check(toy_residual, args, {"residual": expected})
+
+
+@launches((1, 1), (2, 3))
+@pytest.mark.parametrize("memory", [0, 1])
+def test_overruled_drafts(launch: Any, memory: int) -> None:
+    """Truth where the script accepts and there is a draft, in three slots; rows without drafts and pads keep what they have."""
+    script = np.array([[ACCEPT, REJECT, NO_DRAFT, ACCEPT, REJECT]] * 4, np.int32)
+    script[1] = np.roll(script[1], 2)
+    prefixes = {0: [5, 6, 7], 1: [9], 3: [1, 2, 3, 4, 30, 31, 8]}
+    history = np.full((4, 12), -7, np.int32)
+    total_len, drafts = np.zeros(4, np.int32), np.arange(16, dtype=np.int32).reshape(4, 4)
+    expected = drafts.copy()
+    num_draft = np.array([4, 3, 4, 0], np.int32)
+    for slot, prefix in prefixes.items():
+        history[slot, : len(prefix)], total_len[slot] = prefix, len(prefix)
+        count = num_draft[slot]
+        padded = [*drafts[slot, :count].tolist(), *[-1] * (4 - count)]
+        expected[slot, :count] = overruled_drafts(padded, prefix, script[slot].tolist(), bool(memory))[:count]
+    args = {
+        "draft_tokens": drafts,
+        "num_draft": num_draft,
+        "history": history,
+        "total_len": total_len,
+        "idx_mapping": np.array([1, 3, 0, -7], np.int32),
+        "script": script,
+        "memory": memory,
+        "num_requests": live(3),
+    }
+    launch.check(overrule_drafts, args, {"draft_tokens": expected})
+    assert (expected != drafts).any(axis=1).tolist() == [True, True, False, False]
