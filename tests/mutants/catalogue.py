@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants import drafting, drawing, inputs, measuring, mirrors, overlap, planning, rings, slots, stepping, verify
+from tests.mutants import asking, drafting, drawing, inputs, measuring, mirrors, overlap, planning, rings, slots, stepping, verify
 from tests.mutants.mutation import Mutation
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -17,4 +17,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     *measuring.MUTATIONS,
     *drafting.MUTATIONS,
     *drawing.MUTATIONS,
+    *asking.MUTATIONS,
 )

@@ -40,8 +40,6 @@ WITHOUT_MUTANT = {
     "B20": "one k for the whole run",
     "B22": "the rows of a drafter's block have arrays of their own, sized by slots and not by tokens of a step",
     "B24": "a capture runs nothing, and every index buffer is initialised before it",
-    "B29": "history is on the device: it never holds a placeholder (9d-45)",
-    "B34": "no log probabilities",
     "B41": "no grammars",
     "B43": "one scheduler and one runner for both arms; G1 runs both",
 }

@@ -146,8 +146,8 @@ MUTATIONS = (
         "9b-18",
         Edit(
             _RUNNER,
-            "        return StepOutcome(plan, self.buffers.outcomes, self.paths)\n",
-            "        self.compute.synchronize()\n        return StepOutcome(plan, self.buffers.outcomes, self.paths)\n",
+            "        return StepOutcome(plan, self.buffers.outcomes, self.paths, logprobs)\n",
+            "        self.compute.synchronize()\n        return StepOutcome(plan, self.buffers.outcomes, self.paths, logprobs)\n",
         ),
         gate="G1",
         axis="no synchronisation",
@@ -159,9 +159,9 @@ MUTATIONS = (
         "9b-19",
         Edit(
             _RUNNER,
-            "        return StepOutcome(plan, self.buffers.outcomes, self.paths)\n",
+            "        return StepOutcome(plan, self.buffers.outcomes, self.paths, logprobs)\n",
             "        self.buffers.outcomes._pending[plan.step].event.synchronize()\n"
-            "        return StepOutcome(plan, self.buffers.outcomes, self.paths)\n",
+            "        return StepOutcome(plan, self.buffers.outcomes, self.paths, logprobs)\n",
         ),
         gate="G1",
         axis="no synchronisation",
