@@ -87,6 +87,8 @@ class Bench:
         if concurrency == 1:
             result |= _single_request_rates(outputs)
         result |= _acceptance(outputs)
+        if lengths := engine.info().get("speculator", {}).get("draft_lengths"):
+            result["draft_lengths"] = lengths
         steps = probe_steps(engine, repetition)
         if "device_step_ms" in steps:
             steps |= _streaming(engine, outputs, concurrency, steps["device_step_ms"]["median"], bandwidth)

@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
+from runtime.report import lengths_line
+
 
 def render_bench(result: dict[str, Any]) -> str:
     """The result for a reader."""
@@ -38,6 +40,9 @@ def render_bench(result: dict[str, Any]) -> str:
             f"{result['spec_decode_acceptance_rate']:.1f} %, per position {rates}, "
             f"{result['spec_decode_num_drafts']} drafts"
         )
+    if "draft_lengths" in result:
+        lines.append(lengths_line(result["draft_lengths"]))
+        lines += [f"  at {size}: {choice}" for size, choice in result["draft_lengths"].get("chosen", {}).items()]
     lines += _steps(result["steps"])
     if "speedup" in result:
         plain = result["without_speculation"]["median_output_throughput"]

@@ -33,7 +33,7 @@ from runtime.cli_session import (
 )
 from runtime.config import RunConfig
 from runtime.prompts import Prompt
-from runtime.report import RunRecord, render_info, stats_line
+from runtime.report import RunRecord, lengths_line, render_info, stats_line
 from runtime.sampling import SamplingParams
 from runtime.text_printer import TextPrinter
 from runtime.watch import Watch
@@ -153,10 +153,13 @@ def _answer(
             interrupted = True
     if interrupted and printer is not None:
         printer.interrupt()
+    info = engine.info()
+    lengths = info.get("speculator", {}).get("draft_lengths")
     if as_json:
-        values = record.as_dict() | {"paths": engine.info().get("paths", {})}
+        values = record.as_dict() | {"paths": info.get("paths", {})} | ({"draft_lengths": lengths} if lengths else {})
         print(json.dumps(values, ensure_ascii=False), flush=True)
-    note = " | interrupted" if interrupted else ""
+    note = f" | {lengths_line(lengths)}" if lengths else ""
+    note += " | interrupted" if interrupted else ""
     print(stats_line(record.totals()) + note, file=sys.stderr, flush=True)
     return not interrupted
 

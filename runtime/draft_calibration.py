@@ -19,7 +19,12 @@ CANDIDATES = (0, 1, 3, 5)
 """Beside the most that are allowed: between neighbours of these the yield of a step differs little."""
 
 PROMPT_LEN = 32
-SETTLING_STEPS, TIMED_STEPS = 3, 6
+SETTLING_STEPS, TIMED_STEPS = 3, 8
+LEAST_STEPS, ENOUGH_S = 2, 0.3
+"""Of one size: fewer steps do where they take that long together."""
+
+SECOND_LOOK_S = 3.0
+"""Everything is timed twice, a disturbance of the machine being over by then, unless the first time took longer than that."""
 
 Progress = Callable[[int, int], None]
 
@@ -44,16 +49,23 @@ def adapt(engine: Any, vocab_size: int, progress: Progress, clock: Callable[[], 
 
 def measured(engine: Any, vocab_size: int, progress: Progress, clock: Callable[[], float]) -> Mapping[tuple[int, int], float]:
     """Seconds of a step by (requests, drafts), for every bucket of requests and every captured number of drafts: medians of
-    steady steps over random prompts, from one call of Engine.step to the next, so that the host counts where it is the slower."""
+    steady steps over random prompts, from one call of Engine.step to the next, so that the host counts where it is the slower.
+
+    A step with more drafts is never taken for the shorter one: what says so is noise, and would speak for drafting.
+    """
     scheduler, runner = engine.scheduler, engine.runner
     sizes = [(bucket, k) for bucket in runner.buckets.sizes for k in runner.draft_lengths]
-    table = {}
-    for number, (bucket, k) in enumerate(sizes):
-        progress(number, len(sizes))
-        scheduler.lengths = FixedLength(k)
-        table[bucket, k] = _step_time(engine, bucket, vocab_size, clock)
-    progress(len(sizes), len(sizes))
-    return table
+    table = dict.fromkeys(sizes, float("inf"))
+    began = clock()
+    for look in range(2):
+        for number, (bucket, k) in enumerate(sizes):
+            progress(look * len(sizes) + number, 2 * len(sizes))
+            scheduler.lengths = FixedLength(k)
+            table[bucket, k] = min(table[bucket, k], _step_time(engine, bucket, vocab_size, clock))
+        if clock() - began > SECOND_LOOK_S:
+            break
+    progress(2 * len(sizes), 2 * len(sizes))
+    return {(b, k): min(table[b, more] for more in runner.draft_lengths if more >= k) for b, k in sizes}
 
 
 def _step_time(engine: Any, requests: int, vocab_size: int, clock: Callable[[], float]) -> float:
@@ -63,18 +75,20 @@ def _step_time(engine: Any, requests: int, vocab_size: int, clock: Callable[[], 
     prompt_len = min(PROMPT_LEN, max(1, longest // 4))
     params = SamplingParams(max_tokens=longest - prompt_len, ignore_eos=True)
     times: list[float] = []
-    while len(times) < TIMED_STEPS:
+
+    def enough() -> bool:
+        return len(times) >= TIMED_STEPS or (len(times) >= LEAST_STEPS and sum(times) > ENOUGH_S)
+
+    while not enough():
         generations = [engine.submit(rng.integers(vocab_size, size=prompt_len).tolist(), params) for _ in range(requests)]
-        steady = -SETTLING_STEPS
-        before = len(times)
-        while all(generation.output is None for generation in generations) and len(times) < TIMED_STEPS:
+        before, settling = len(times), SETTLING_STEPS
+        while not enough() and all(generation.output is None for generation in generations):
+            decoding = all(generation.request.output_token_ids for generation in generations)
             began = clock()
             engine.step()
-            spent = clock() - began
-            if all(generation.request.output_token_ids for generation in generations):
-                steady += 1
-            if steady > 0:
-                times.append(spent)
+            if decoding and settling == 0:
+                times.append(clock() - began)
+            settling -= decoding and settling > 0
         for generation in generations:
             engine.cancel(generation.request.request_id)
         while engine.has_unfinished:

@@ -199,6 +199,11 @@ def stats_line(values: Mapping[str, Any]) -> str:
     return " | ".join(parts)
 
 
+def lengths_line(draft_lengths: Mapping[str, Any]) -> str:
+    """How many steps verified how many drafts, where that changes (runtime/draft_lengths.py)."""
+    return "drafts a step: " + ", ".join(f"{k} in {steps}" for k, steps in draft_lengths["steps_by_k"].items())
+
+
 def render_info(info: Mapping[str, Any]) -> str:
     """`Engine.info()` as indented lines, one value a line."""
     return "\n".join(_tree(info, ""))
