@@ -9,9 +9,8 @@ from typing import Any
 
 from kernels.attend_pages_gpu import TILE_KEYS, cache_offset, quotient
 from kernels.lang import device_function, f32, i32, i64, u32
-from kernels.lang_element import element, put_element, write2
+from kernels.lang_element import element, put_bits, write2
 from kernels.lang_fast import inverse_root
-from kernels.lang_storage import narrow
 from kernels.lang_warp import lane, warp_broadcast, warp_sum
 
 VALUES = 16 * 128 * 2
@@ -67,54 +66,56 @@ def gains_of(gain, head_dim):
     return head_of(gain, i32(0), head_dim)
 
 
-def _put_row(pair: Any) -> Any:
-    @device_function
-    def put_row(base, row, head_dim, x):
-        """A head into row `row` of a tile of keys or queries."""
-        at = u32(base + u32((row >> i32(3)) * head_dim * i32(16) + (row & i32(7)) * i32(64) + lane() * i32(2)))
-        zero = f32(0.0)
-        write2(at, pair(x[0], zero))
-        if head_dim > i32(64):
-            write2(u32(at + u32(512)), pair(x[2], zero))
-            write2(u32(at + u32(1024)), pair(x[1], zero))
-            write2(u32(at + u32(1536)), pair(x[3], zero))
-        else:
-            write2(u32(at + u32(512)), pair(x[1], zero))
-
-    return put_row
+@device_function
+def put_row(base, row, head_dim, x):
+    """A head, its words, into row `row` of a tile of keys or queries."""
+    at = u32(base + u32((row >> i32(3)) * head_dim * i32(16) + (row & i32(7)) * i32(64) + lane() * i32(2)))
+    write2(at, x[0])
+    if head_dim > i32(64):
+        write2(u32(at + u32(512)), x[2])
+        write2(u32(at + u32(1024)), x[1])
+        write2(u32(at + u32(1536)), x[3])
+    else:
+        write2(u32(at + u32(512)), x[1])
 
 
-def _put_value(pair: Any) -> Any:
-    @device_function
-    def put_value(base, row, head_dim, x):
-        """A value into row `row` of a tile of values: lane 4 g + q has 8 dims of keys 2 q, 2 q + 1, 2 q + 8 and 2 q + 9."""
-        slot = i32((row >> i32(3)) * i32(1024) + (row & i32(1)) * i32(512) + ((row & i32(7)) >> i32(1)) * i32(16))
-        at = u32(base + u32(slot + (lane() >> i32(3)) * i32(64) + (lane() & i32(7)) * i32(2)))
-        zero = f32(0.0)
-        write2(at, pair(x[0], zero))
-        if head_dim > i32(64):
-            write2(u32(at + u32(256)), pair(x[2], zero))
-            write2(u32(at + u32(2048)), pair(x[1], zero))
-            write2(u32(at + u32(2304)), pair(x[3], zero))
-        else:
-            write2(u32(at + u32(256)), pair(x[1], zero))
-
-    return put_value
+@device_function
+def put_value(base, row, head_dim, x):
+    """A value, its words, into row `row` of a tile of values."""
+    slot = i32((row >> i32(3)) * i32(1024) + (row & i32(1)) * i32(512) + ((row & i32(7)) >> i32(1)) * i32(16))
+    at = u32(base + u32(slot + (lane() >> i32(3)) * i32(64) + (lane() & i32(7)) * i32(2)))
+    write2(at, x[0])
+    if head_dim > i32(64):
+        write2(u32(at + u32(256)), x[2])
+        write2(u32(at + u32(2048)), x[1])
+        write2(u32(at + u32(2304)), x[3])
+    else:
+        write2(u32(at + u32(256)), x[1])
 
 
 @device_function
 def store_head(cache, entry, kv_head, head_dim, x):
-    """A head into the cache."""
+    """A head, its words, into the cache."""
     at, half = cache_offset(cache, entry, kv_head) + i64(lane()), i64(head_dim >> i32(1))
-    put_element(cache, at, narrow(x[0], cache))
-    put_element(cache, at + half, narrow(x[1], cache))
+    put_bits(cache, at, x[0])
+    put_bits(cache, at + half, x[1])
     if head_dim > i32(64):
-        put_element(cache, at + i64(32), narrow(x[2], cache))
-        put_element(cache, at + half + i64(32), narrow(x[3], cache))
+        put_bits(cache, at + i64(32), x[2])
+        put_bits(cache, at + half + i64(32), x[3])
+
+
+def _words_with(pair: Any) -> Any:
+    @device_function
+    def words(x):
+        """Four floats rounded to 16 bits, each in the low half of a word."""
+        zero = f32(0.0)
+        return pair(x[0], zero), pair(x[1], zero), pair(x[2], zero), pair(x[3], zero)
+
+    return words
 
 
 def new_keys_with(pair: Any) -> Any:
-    put_row, put_value = _put_row(pair), _put_value(pair)
+    words = _words_with(pair)
 
     @device_function
     def new_keys(base, k_cache, v_cache, qkv, k_gain, table, width, token, key_at, before, tile, begin, end, kv_head, entries, eps):
@@ -132,28 +133,28 @@ def new_keys_with(pair: Any) -> Any:
             x0, x1 = head_of(qkv, i32(here + key_at), head_dim), head_of(qkv, i32(there + key_at), head_dim)
             v0, v1 = head_of(qkv, i32(here + value_at), head_dim), head_of(qkv, i32(there + value_at), head_dim)
             t0, t1 = head_of(table, i32(key * head_dim), head_dim), head_of(table, i32(other * head_dim), head_dim)
-            k0 = turned(x0, k_gain, gains, t0, head_dim, eps)
+            k0, w0 = words(turned(x0, k_gain, gains, t0, head_dim, eps)), words(v0)
             put_row(base, i32(key - first), head_dim, k0)
-            put_value(u32(base + u32(_VALUES)), i32(key - first), head_dim, v0)
+            put_value(u32(base + u32(_VALUES)), i32(key - first), head_dim, w0)
             entry = warp_broadcast(entries, i32(key - first))
             if entry >= i32(0):
                 store_head(k_cache, entry, kv_head, head_dim, k0)
-                store_head(v_cache, entry, kv_head, head_dim, v0)
+                store_head(v_cache, entry, kv_head, head_dim, w0)
             if other > key:
-                k1 = turned(x1, k_gain, gains, t1, head_dim, eps)
+                k1, w1 = words(turned(x1, k_gain, gains, t1, head_dim, eps)), words(v1)
                 put_row(base, i32(other - first), head_dim, k1)
-                put_value(u32(base + u32(_VALUES)), i32(other - first), head_dim, v1)
+                put_value(u32(base + u32(_VALUES)), i32(other - first), head_dim, w1)
                 entry = warp_broadcast(entries, i32(other - first))
                 if entry >= i32(0):
                     store_head(k_cache, entry, kv_head, head_dim, k1)
-                    store_head(v_cache, entry, kv_head, head_dim, v1)
+                    store_head(v_cache, entry, kv_head, head_dim, w1)
             key = i32(key + i32(2))
 
     return new_keys
 
 
 def queries_with(pair: Any) -> Any:
-    put_row = _put_row(pair)
+    words = _words_with(pair)
 
     @device_function
     def queries(
@@ -179,13 +180,13 @@ def queries_with(pair: Any) -> Any:
             t1 = head_of(table, i32(min(i32(before + r1), last_key) * head_dim), head_dim)
             t2 = head_of(table, i32(min(i32(before + r2), last_key) * head_dim), head_dim)
             t3 = head_of(table, i32(min(i32(before + r3), last_key) * head_dim), head_dim)
-            put_row(base, p, head_dim, turned(x0, gain, gains, t0, head_dim, eps))
+            put_row(base, p, head_dim, words(turned(x0, gain, gains, t0, head_dim, eps)))
             if p1 < pairs:
-                put_row(base, p1, head_dim, turned(x1, gain, gains, t1, head_dim, eps))
+                put_row(base, p1, head_dim, words(turned(x1, gain, gains, t1, head_dim, eps)))
             if p2 < pairs:
-                put_row(base, p2, head_dim, turned(x2, gain, gains, t2, head_dim, eps))
+                put_row(base, p2, head_dim, words(turned(x2, gain, gains, t2, head_dim, eps)))
             if p3 < pairs:
-                put_row(base, p3, head_dim, turned(x3, gain, gains, t3, head_dim, eps))
+                put_row(base, p3, head_dim, words(turned(x3, gain, gains, t3, head_dim, eps)))
             p = i32(p + i32(i32(4) * among))
 
     return queries

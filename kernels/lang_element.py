@@ -43,6 +43,18 @@ def put_element(typingctx, array, offset, value):
 
 
 @intrinsic
+def put_bits(typingctx, array, offset, word):
+    """Store the low 16 bits of a uint32 as element `offset` (int64) of a contiguous array of a 16-bit type."""
+
+    def codegen(context, builder, sig, args):
+        pointer = builder.bitcast(_address(context, builder, sig.args[0], args[0], args[1]), ir.PointerType(ir.IntType(16)))
+        builder.store(builder.trunc(args[2], ir.IntType(16)), pointer)
+        return context.get_dummy_value()
+
+    return signature(types.void, array, types.int64, types.uint32), codegen
+
+
+@intrinsic
 def early_int(typingctx, array, offset):
     """Element `offset` (int64) of a contiguous int32 array, loaded here and nowhere later, from L2: for reads before
     `wait_for_launches` (kernels/lang_overlap.py), when L1 may hold what another kernel has replaced."""

@@ -223,6 +223,7 @@ def gpu_module(name: str, warp: Warp, **others: ModuleType) -> ModuleType:
         element=lambda array, offset: array.reshape(-1)[int(offset)],
         early_int=lambda array, offset: array.reshape(-1)[int(offset)],
         put_element=lambda array, offset, value: array.reshape(-1).__setitem__(int(offset), value),
+        put_bits=lambda array, offset, word: array.reshape(-1).view(np.uint16).__setitem__(int(offset), word & 0xFFFF),
         write2=warp.write2,
         write4=warp.write4,
         write16=warp.write16,
