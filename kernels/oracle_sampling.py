@@ -83,14 +83,6 @@ def admit_sampling(state: dict[str, npt.NDArray[Any]], slot: int, record: Ints) 
     return state
 
 
-def scale_logits(
-    vocab_size: int, logits: npt.NDArray[Any], temperature: npt.NDArray[np.float32], token_slot: Ints, logits_indices: Ints
-) -> npt.NDArray[np.float32]:
-    slots = token_slot[logits_indices]
-    divisor = np.where(temperature[slots] > 0, temperature[slots], 1).astype(np.float32)
-    return logits[:, :vocab_size].astype(np.float32) / divisor[:, None]
-
-
 def scores(
     processed: npt.NDArray[np.float32],
     temperature: npt.NDArray[np.float32],

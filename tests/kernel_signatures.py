@@ -58,7 +58,6 @@ SIGNATURES: dict[str, str] = {
     # sampling
     "admit_sampling": "f1 i2 i1 f1 f1 f1 f1 f1 i1 i1 i1 i1 i1 i1",
     "admit_lists": "i2 f2 i2 i2 i2 i1 i1 i1 i1 i1 i1",
-    "scale_logits": "f2 s2 f1 i1 i1 i1",
     "race_stripes": "f2 i2 f2 f1 i2 i1 i1 i1 i i1",
     "pick_rows": "i1 i1 f2 i2 i1",
     "sum_stripes": "f2 f2 i2 f2 i i1",
