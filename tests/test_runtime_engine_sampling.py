@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from tests.candidate_proposer import drafts_from
 from tests.reference_forward import reference_logits
 from tests.speculative_chains import chi_square, filtered, limit
 from tests.tiny_checkpoint import VOCAB_SIZE
+from tests.tiny_drafter import DrafterShape, write_tiny_drafter
 from tests.tiny_engine import LOOPING, Arrival, Reference, check_idle, drive, open_tiny, tiny_reference
 
 PROMPT = [3, 4, 5, 6, 3, 4, 5]
@@ -179,23 +181,36 @@ def candidates(kind: str, texts: Sequence[tuple[int, ...]]) -> tuple[npt.NDArray
     return ids, rng.dirichlet(np.full(3, 2.0), VOCAB_SIZE).astype(np.float32)
 
 
-@pytest.mark.parametrize("kind", ["none", "ngram", "likely standard", "likely block", "unlikely standard", "unlikely block"])
-def test_the_text_is_a_sample_of_the_target(reference: Reference, kind: str) -> None:
+KINDS = [
+    "none",
+    "ngram",
+    "dflash 1",
+    *(f"{drafts} {verification}" for drafts in ("likely", "unlikely", "dflash 2") for verification in ("standard", "block")),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_text_is_a_sample_of_the_target(reference: Reference, kind: str, tmp_path: Path) -> None:
     """Every text of three tokens that top_k = 3 leaves, counted over 1,500 requests that only differ in their seeds."""
     params = SamplingParams(temperature=1.2, top_k=3, max_tokens=3, ignore_eos=True)
     length, count = params.max_tokens, 1500
     probabilities = exact(reference, params, length)
     with ExitStack() as stack:
         settings: dict[str, Any] = {"k": 0 if kind == "none" else 2}
-        if " " in kind:
+        if kind.endswith(("standard", "block")):
+            settings["speculator__verification"] = kind.split()[-1]
+        if kind.startswith("dflash"):
+            shape = DrafterShape(version=int(kind.split()[1]), taps=(0,))
+            drafter = write_tiny_drafter(tmp_path / "drafter", LOOPING, shape)
+            settings |= {"speculator__method": "dflash", "speculator__draft_source": str(drafter.path)}
+        elif " " in kind:
             stack.enter_context(drafts_from(*candidates(kind.split()[0], list(probabilities))))
-            settings["speculator__verification"] = kind.split()[1]
         engine = stack.enter_context(open_tiny(reference.model.path, scheduler__max_num_seqs=16, **settings))
         outputs = drive(engine, [Arrival(PROMPT, replace(params, seed=seed)) for seed in range(count)], max_steps=10_000)
     check_counts(outputs, probabilities, count)
     stats = [output.acceptance for output in outputs if output.acceptance is not None]
     assert (sum(each.num_draft_tokens for each in stats) > 0) == (kind != "none")
-    assert (sum(each.num_accepted_tokens for each in stats) > 0) == (" " in kind)
+    assert (sum(each.num_accepted_tokens for each in stats) > 0) == kind.endswith(("standard", "block"))
 
 
 def check_counts(outputs: Sequence[RequestOutput], probabilities: dict[tuple[int, ...], float], count: int) -> None:
