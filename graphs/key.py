@@ -50,14 +50,14 @@ class GraphKey:
         return f"{self.family.value}[{sizes}]" if not self.sampled else f"{self.family.value}[{sizes},sampled]"
 
     @classmethod
-    def uniform(cls, num_requests: int, query_len: int, sampled: bool = False) -> GraphKey:
+    def uniform(cls, num_requests: int, query_len: int) -> GraphKey:
         """Decode (query_len 1) or verify (1 + k) of `num_requests` rows: token count a multiple of 1 + k by construction."""
         family = Family.DECODE if query_len == 1 else Family.VERIFY
-        return cls(family, num_requests, query_len, num_requests * query_len, sampled)
+        return cls(family, num_requests, query_len, num_requests * query_len)
 
     @classmethod
-    def mixed(cls, num_requests: int, num_tokens: int, sampled: bool = False) -> GraphKey:
-        return cls(Family.MIXED, num_requests, 0, num_tokens, sampled)
+    def mixed(cls, num_requests: int, num_tokens: int) -> GraphKey:
+        return cls(Family.MIXED, num_requests, 0, num_tokens)
 
     @classmethod
     def logprobs(cls, num_requests: int) -> GraphKey:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,6 +31,7 @@ def test_sizes_are_counted_in_requests_and_never_twice() -> None:
 def test_keys_name_themselves() -> None:
     keys = [GraphKey.uniform(4, 1), GraphKey.uniform(2, 4), GraphKey.mixed(8, 64), GraphKey.propose(3)]
     assert [str(key) for key in keys] == ["decode[R=4,T=4,q=1]", "verify[R=2,T=8,q=4]", "mixed[R=8,T=64]", "propose[R=3]"]
+    assert [str(replace(key, sampled=True)) for key in keys[1:3]] == ["verify[R=2,T=8,q=4,sampled]", "mixed[R=8,T=64,sampled]"]
 
 
 @given(sizes=st.sets(st.integers(1, 300), min_size=1), n=st.integers(0, 400))
