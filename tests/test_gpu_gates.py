@@ -28,7 +28,14 @@ def cases() -> list[Case]:
     kinds += [("scripted", 3), ("scripted", 7), ("ngram", 3), ("ngram", 7), ("scripted", 1), ("scripted", 5), ("none", 0)]
     dealt = {axis: _dealt(axis, len(kinds)) for axis in DEALT}
     return [
-        Case(speculator=speculator, k=k, schedule="eager", seed=number, **{axis: values[number] for axis, values in dealt.items()})
+        Case(
+            speculator=speculator,
+            k=k,
+            lengths="changing" if k and number % 2 else "fixed",
+            schedule="eager",
+            seed=number,
+            **{axis: values[number] for axis, values in dealt.items()},
+        )
         for number, (speculator, k) in enumerate(kinds)
     ]
 
@@ -51,5 +58,5 @@ def test_gates_hold(gate: str, record_property: Any) -> None:
 
 def test_the_cases_reach_every_value_of_every_axis() -> None:
     chosen = cases()
-    for axis in (*DEALT, "speculator", "k"):
+    for axis in (*DEALT, "speculator", "k", "lengths"):
         assert {getattr(case, axis) for case in chosen} == set(AXES[axis]), axis
