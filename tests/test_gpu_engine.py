@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from runtime.device import open_device
+from runtime.draft_lengths import ScriptedLengths
 from runtime.engine import Engine
 from runtime.sampling import SamplingParams
 from tests.spin import delay
@@ -95,6 +96,22 @@ def test_batch_invariant_bfloat16_is_plain_decoding(
     assert [output.token_ids for output in outputs] == plain_bfloat16
     if k:
         assert sum(output.acceptance.num_accepted_tokens for output in outputs if output.acceptance is not None) > 0
+
+
+DRAFTER = {"speculator__method": "dflash", "speculator__draft_source": "random:dflash2?block=8"}
+
+
+@pytest.mark.parametrize("counts", [{1: 5, 2: 2, 3: 0}, "auto"], ids=str)
+@pytest.mark.parametrize("speculator", [{}, DRAFTER], ids=["ngram", "dflash2"])
+def test_lengths_that_change_from_step_to_step_change_no_bit(speculator: dict[str, Any], counts: Any) -> None:
+    """By a table, plain steps among them, or by what pays; a drafter that pauses goes on."""
+    with open_gpu(Path("random:tiny"), 0, **BFLOAT16) as engine:
+        plain = [engine.generate([list(arrival.prompt)], arrival.params)[0].token_ids for arrival in ARRIVALS]
+    settings = BFLOAT16 | speculator | {"speculator__num_speculative_tokens": counts}
+    with open_gpu(Path("random:tiny"), 3, **settings) as engine:
+        if counts != "auto":
+            engine.scheduler.lengths = ScriptedLengths([5, 0, 0, 2, 5, 5, 0, 2, 0, 5])
+        assert [output.token_ids for output in drive(engine, ARRIVALS)] == plain
 
 
 @pytest.mark.parametrize("policy", ["discrete", "integrated"])
