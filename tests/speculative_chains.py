@@ -2,7 +2,7 @@
 and a drafter do, small enough to enumerate.
 
 The target's next token depends on the last one, P[last]; drafts come from Q[last], by the kernels' own numbers. Both have as many
-rows as tokens. Everything between is the product's: processing aside, which tests of its own cover.
+rows as tokens. Everything between is the product's, processing aside.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from kernels.accept import accept_greedy
 from kernels.lang import NEG_INF, cuda, f32, i32, kernel
-from kernels.process_filter import filter_logits
 from kernels.random import TILE, draft_gumbel
 from kernels.reject import BLOCK, STANDARD, accept_drafts
 from kernels.reject_residual import emit_drawn, residual_stripes
@@ -89,15 +88,16 @@ class Chains:
         lengths = np.ones(n, np.int32)
         missing = np.resize(np.array(self.missing, np.int32), n)
         kept: list[float] = []
+        kept_tokens = filtered(self.target, self.temperature, self.top_k, self.top_p) > 0
         with np.errstate(divide="ignore"):
-            logits = np.log(self.target).astype(np.float32)
+            logits = np.where(kept_tokens, np.log(self.target) / self.temperature, -np.inf).astype(np.float32)
         steps = _Steps(self, n, seeds)
         while lengths.min() <= length:
             last = tokens[np.arange(n), lengths - 1]
             positions = (FIRST_POSITION + lengths - 1).astype(np.int32)
             drafts = steps.draft(launch, last, positions, missing)
             fed = np.concatenate([last[:, None], drafts], axis=1)
-            processed = (logits[np.maximum(fed, 0)] / np.float32(self.temperature)).reshape(rows, -1)
+            processed = logits[np.maximum(fed, 0)].reshape(rows, -1)
             sampled, num_sampled = steps.verify(launch, np.ascontiguousarray(processed), fed.reshape(-1), positions)
             for chain in np.flatnonzero(lengths <= length):
                 count = num_sampled[chain]
@@ -135,8 +135,6 @@ class _Steps:
         chains, n, rows = self.chains, self.n, self.rows
         live_rows, live = np.array([rows], np.int32), np.array([n], np.int32)
         positions = (np.repeat(first, 1 + chains.k) + np.tile(np.arange(1 + chains.k), n)).astype(np.int32)
-        top_k, top_p = np.full(n, chains.top_k, np.int32), np.full(n, chains.top_p, np.float32)
-        launch.run(filter_logits, processed, self.temperature, top_k, top_p, np.zeros(n, np.float32), self.token_slot, live_rows)
         sampled, num_sampled = np.full((n, 1 + chains.k), -7, np.int32), np.full(n, -7, np.int32)
         num_drafts, picks, degenerate = np.full(n, -7, np.int32), np.full(rows, -7, np.int32), np.full(rows, -7, np.int32)
         score, column = np.zeros((self.stripes, rows), np.float32), np.zeros((self.stripes, rows), np.int32)

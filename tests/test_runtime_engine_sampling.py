@@ -119,6 +119,34 @@ def test_a_stop_inside_a_block_of_drafts(reference: Reference, alone: tuple[int,
                 assert text_of(engine) == alone
 
 
+def any_candidates() -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """Five of the twenty-four likely ids behind each token."""
+    rng = np.random.default_rng(3)
+    ids = np.stack([rng.choice(LOOPING.num_likely_ids, 5, replace=False) for _ in range(VOCAB_SIZE)]).astype(np.int32)
+    return ids, rng.dirichlet(np.ones(5), VOCAB_SIZE).astype(np.float32)
+
+
+@pytest.mark.parametrize("verification", ["standard", "block"])
+def test_the_same_seed_gives_the_same_text_with_a_drafters_distribution(reference: Reference, verification: str) -> None:
+    """Here drafts decide which numbers are used: everything but the drafts may change."""
+    settings: dict[str, Any] = {"speculator__verification": verification, "scheduler__max_num_seqs": 8}
+    texts = set()
+    with drafts_from(*any_candidates()):
+        for changes in ({}, {"runner__async": False}, {"graphs__buckets": [8]}, {"schedule": "random", "graphs__mode": "eager"}):
+            with open_tiny(reference.model.path, k=4, **settings, **changes) as engine:
+                texts.add(text_of(engine))
+                outputs = drive(engine, [*OTHERS[:3], Arrival(PROMPT, WARM, step=2), *OTHERS[3:]])
+                texts.add(outputs[3].token_ids)
+                assert outputs[3].acceptance is not None
+                assert outputs[3].acceptance.num_accepted_tokens > 0
+                check_idle(engine)
+                text = text_of(engine)
+                for stop in text[1:9]:
+                    output = drive(engine, [Arrival(PROMPT, replace(WARM, stop_token_ids=(stop,)))])[0]
+                    assert output.token_ids == text[: text.index(stop) + 1]
+    assert len(texts) == 1
+
+
 def test_requests_without_a_seed_differ_and_can_be_repeated(reference: Reference) -> None:
     def texts(seed: int) -> list[tuple[int, ...]]:
         with open_tiny(reference.model.path, k=0) as engine:

@@ -107,6 +107,16 @@ def test_missing_drafts_leave_the_distribution_alone(kind: str, verification: An
     check_against_enumeration(chains(kind, target(), verification=verification, missing=(0, 1, 2, 3)))
 
 
+@pytest.mark.parametrize("verification", ["standard", "block"])
+def test_a_missing_draft_ends_the_block(verification: Any) -> None:
+    """M6, q = p: the first draft is always kept, the second is missing, the third is there and does not count."""
+    subject = chains("exact", target(), verification=verification, missing=(1,))
+    tokens, kept = subject.run(CPU, 2000, 2, 3)
+    assert 0.9 < kept <= 1
+    assert tokens.min() >= 0
+    assert tokens.max() < V
+
+
 @pytest.mark.parametrize("kind", ["sparse", "wrong"])
 def test_block_verification_keeps_at_least_as_many(kind: str) -> None:
     """On the same 40,000 chains; where the drafter is wrong it keeps more by far more than the noise."""
