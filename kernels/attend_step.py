@@ -44,6 +44,7 @@ CLUSTER = 8
 _RING = WARPS * PAIRS * MAX_HEAD_DIM + 4  # keys and values under way, later sums; 4 to begin at 16 bytes
 _QUERIES = PAIRS * MAX_HEAD_DIM + 4
 _STATS = 2 * WARPS * PAIRS + 4
+_REGISTERS = 168  # three blocks on a multiprocessor, and nothing spilled
 _EARLY = ("k_cache", "v_cache", "block_tables", "positions", "idx_mapping", "query_start_loc", "num_requests", "slot_mapping")
 
 
@@ -205,7 +206,7 @@ def attend_requests(
         request += i32(cuda.gridDim.z)
 
 
-@kernel(writes=("out", "k_cache", "v_cache"), overlap=True, early=_EARLY, cluster=CLUSTER)
+@kernel(writes=("out", "k_cache", "v_cache"), max_registers=_REGISTERS, overlap=True, early=_EARLY, cluster=CLUSTER)
 def attend_step(
     out, k_cache, v_cache, qkv, table, block_tables, positions, slot_mapping, idx_mapping, query_start_loc, num_heads, scale,
     stored, num_requests,
@@ -248,7 +249,7 @@ def attend_step(
         )  # fmt: skip
 
 
-@kernel(writes=("out", "k_cache", "v_cache"), overlap=True, early=_EARLY, cluster=CLUSTER)
+@kernel(writes=("out", "k_cache", "v_cache"), max_registers=_REGISTERS, overlap=True, early=_EARLY, cluster=CLUSTER)
 def norm_attend_step(
     out, k_cache, v_cache, qkv, q_gain, k_gain, table, block_tables, positions, slot_mapping, idx_mapping, query_start_loc,
     num_heads, eps, scale, stored, num_requests,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kernels.lang import cuda, device_function, f32, i32, kernel
 from kernels.lang_fast import inverse_root
+from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_storage import narrow, widen
 from kernels.lang_warp import lane, warp_size, warp_sum
 from kernels.project import divide
@@ -59,6 +60,8 @@ def store_heads(
 @device_function
 def rotate_rows(query, k_cache, v_cache, qkv, q_gain, k_gain, table, positions, slot_mapping, num_heads, eps, num_tokens):
     """What both kernels below do; gains are None where a model has no norm of heads."""
+    wait_for_launches()
+    let_next_launch_start()
     block_size, num_kv_heads, head_dim = i32(k_cache.shape[1]), i32(k_cache.shape[2]), i32(k_cache.shape[3])
     half = head_dim // i32(2)
     warp, warps = divide(cuda.threadIdx.x, warp_size()), max(divide(cuda.blockDim.x, warp_size()), i32(1))
@@ -91,7 +94,7 @@ def rotate_rows(query, k_cache, v_cache, qkv, q_gain, k_gain, table, positions, 
         row += i32(cuda.gridDim.x)
 
 
-@kernel(writes=("query", "k_cache", "v_cache"))
+@kernel(writes=("query", "k_cache", "v_cache"), overlap=True)
 def rotate_store(query, k_cache, v_cache, qkv, table, positions, slot_mapping, num_heads, num_tokens):
     """query[t] = rotated q of token t; cache entry slot_mapping[t] = its rotated k and its v; for the live tokens.
 
@@ -111,7 +114,7 @@ def rotate_store(query, k_cache, v_cache, qkv, table, positions, slot_mapping, n
     rotate_rows(query, k_cache, v_cache, qkv, None, None, table, positions, slot_mapping, num_heads, f32(0.0), num_tokens)
 
 
-@kernel(writes=("query", "k_cache", "v_cache"))
+@kernel(writes=("query", "k_cache", "v_cache"), overlap=True)
 def norm_rotate_store(
     query, k_cache, v_cache, qkv, q_gain, k_gain, table, positions, slot_mapping, num_heads, eps, num_tokens
 ):

@@ -97,3 +97,28 @@ def test_attend_step_over_many_tiles(
     head_dim = {"cuda": head_dim, "cpu": 66, "simulator": 4}[launch.executor]
     case = attend_case(storage, 8, 2, head_dim, 100, [0, 5, 6], [length, max(length - 130, 1)])
     check_step(launch, kernel, step_case(kernel, case, storage, stored_before=stored_before), storage)
+
+
+@STEPS
+@pytest.mark.parametrize("launch", [Launch("cpu"), pytest.param(Launch("cuda", (2, 2, 2), 128), marks=pytest.mark.gpu)], ids=str)
+@STORAGE
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_row_does_not_depend_on_its_company(launch: Launch, kernel: Kernel, storage: str, head_dim: int) -> None:
+    """Bit for bit: a row of a verify step is the row of a decode step at its position, and so it is behind `rotate_store`."""
+    case = attend_case(storage, 8, 2, head_dim, 100, [0, 6, 9], [131, 260])
+    many = step_case(kernel, case, storage)
+    before = {name: many[name].copy() for name in ("k_cache", "v_cache")}
+    launch.run(kernel, *(many[name] for name in kernel.params))
+    again = {**many, "out": many["out"].copy() * 0, "stored": 1}
+    launch.run(kernel, *(again[name] for name in kernel.params))
+    assert again["out"][:9].tobytes() == many["out"][:9].tobytes()
+    for row, length in ((0, 126), (2, 128), (3, 129), (5, 131)):
+        alone = step_case(kernel, attend_case(storage, 8, 2, head_dim, 100, [0, 1], [length]), storage)
+        alone |= {name: cache.copy() for name, cache in before.items()}
+        cells = many["slot_mapping"][:row]
+        for name in before:  # what decode steps before it have stored
+            shape = (-1, *many[name].shape[2:])
+            alone[name].reshape(shape)[cells] = many[name].reshape(shape)[cells]
+        alone["qkv"][0] = many["qkv"][row]
+        launch.run(kernel, *(alone[name] for name in kernel.params))
+        assert alone["out"][0].tobytes() == many["out"][row].tobytes()
