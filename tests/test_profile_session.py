@@ -127,6 +127,22 @@ def test_the_command_writes_its_files_and_ends_well(model: Path, tmp_path: Path)
     assert ("timeline.png" in names) != ("matplotlib is not installed" in result.stderr)
 
 
+def test_a_refused_trace_is_exit_code_1_and_leaves_no_file(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(f"model: {{source: {model}}}\nrun: {{prompts: [hello]}}\n")
+
+    def refuse(*arguments: Any, **options: Any) -> Profile:
+        return Profile({Mode.GRAPH: Analysis(graph_trace(dropped=2))})
+
+    monkeypatch.setattr(session, "profile", refuse)
+    result = CliRunner().invoke(app, ["profile", str(config), "--out", str(tmp_path / "out")])
+    assert result.exit_code == 1
+    assert "refused: graph trace: 2 records were dropped" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_replay_has_to_read_every_weight_once_and_the_cache_of_its_requests(model: Path) -> None:
     with open_tiny(model) as engine:
         library = engine.runner.library  # type: ignore[attr-defined]
