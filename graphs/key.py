@@ -15,6 +15,7 @@ class Family(str, Enum):
     DECODE = "decode"  # every row decodes one token
     VERIFY = "verify"  # every row decodes one committed token and verifies k drafts
     LOGPROBS = "logprobs"  # what the model thought of the tokens that the step in front of it emitted
+    PROMPT_LOGPROBS = "prompt logprobs"  # and of tokens of the prompt that it prefilled
     PROPOSE = "propose"  # drafts for the next step, from device state alone
     CONTEXT = "context"  # in its place where the next step verifies none: a drafter's context moves on, its drafts are emptied
 
@@ -43,8 +44,8 @@ class GraphKey:
         if self.family in (Family.PROPOSE, Family.CONTEXT):
             tokens = f",T={self.num_tokens}" if self.num_tokens else ""
             return f"{self.family.value}[R={self.num_requests}{tokens}]"
-        if self.family is Family.LOGPROBS:
-            return f"logprobs[R={self.num_requests}]"
+        if self.family in (Family.LOGPROBS, Family.PROMPT_LOGPROBS):
+            return f"{self.family.value}[R={self.num_requests}]"
         sizes = f"R={self.num_requests},T={self.num_tokens}"
         sizes += f",q={self.query_len}" if self.query_len else ""
         return f"{self.family.value}[{sizes}]" if not self.sampled else f"{self.family.value}[{sizes},sampled]"
@@ -66,6 +67,10 @@ class GraphKey:
     @classmethod
     def context(cls, num_requests: int, num_tokens: int) -> GraphKey:
         return cls(Family.CONTEXT, num_requests, 0, num_tokens)
+
+    @classmethod
+    def prompt_logprobs(cls, num_rows: int) -> GraphKey:
+        return cls(Family.PROMPT_LOGPROBS, num_rows, 0, 0)
 
     @classmethod
     def propose(cls, num_requests: int, num_tokens: int = 0) -> GraphKey:

@@ -116,7 +116,7 @@ def assemble(
         )
         drafts, verification = speculation.distribution, config.speculator.verification
         sampler = build_sampler(device, target.scratch.logits, sizes, spec.vocab_size, drafts, verification)
-        logprobs = build_logprobs(device, target.scratch.logits, sizes, spec.vocab_size)
+        logprobs = build_logprobs(device, model, scratch, sizes)
         runner = Runner(device, target, speculation.proposer, sizes, policy, options, sampler=sampler, logprobs=logprobs)
         with bars("capturing graphs", "graphs") as advance:
             runner.capture(advance)

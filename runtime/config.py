@@ -223,7 +223,6 @@ class SamplingConfig(Section):
     seed: int | None = None
     max_tokens: int = 128
     min_tokens: int = 0
-    seed: int | None = None
     stop: Strings = ()
     include_stop_str_in_output: bool = False
     stop_token_ids: Ids = ()
@@ -236,6 +235,7 @@ class SamplingConfig(Section):
     bad_words: Words = ()
     n: int = 1
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def params(self) -> SamplingParams:
         """The same values as SamplingParams. Raises SamplingError."""

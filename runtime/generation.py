@@ -119,4 +119,9 @@ class Generation:
             sample=self.place.sample,
             seed=params.seed if params.temperature > 0 else None,
             logprobs=None if params.logprobs is None else tuple(self._logprobs),
+            prompt_logprobs=None if params.prompt_logprobs is None else self._prompt_logprobs(),
         )
+
+    def _prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...]:
+        told = self.request.prompt_logprobs
+        return tuple(told.get(position) for position in range(len(self.request.prompt_token_ids)))

@@ -82,6 +82,7 @@ class StepResult:
     num_drafts: Sequence[int]  # [R] valid drafts that were verified; placeholders do not count
     finished: Sequence[int]  # [R] NOT_FINISHED, STOPPED_BY_TOKEN or STOPPED_BY_LENGTH
     logprobs: Mapping[int, list[TokenLogprobs]] = field(default_factory=dict)  # by row: of its tokens, where they were asked for
+    prompt_logprobs: Mapping[int, Mapping[int, TokenLogprobs]] = field(default_factory=dict)  # by row and position in its prompt
 
     def tokens(self, index: int) -> list[int]:
         """Tokens that row `index` yielded."""

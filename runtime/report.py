@@ -28,6 +28,8 @@ class RequestOutput:
     sample        which of the n sequences of its prompt it is, from 0
     seed          of a sampled request: the same parameters with this seed give the same tokens; None for a greedy one
     logprobs      of each token of token_ids; None when they were not asked for
+    prompt_logprobs  of each token of prompt_token_ids, None for the first (and for what a cancelled request did not reach); None
+                  when they were not asked for
     """
 
     request_id: str
@@ -42,6 +44,7 @@ class RequestOutput:
     sample: int = 0
     seed: int | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The request's entry in `results`; what does not apply (acceptance without speculation, seed of a greedy request, logprobs
@@ -58,6 +61,8 @@ class RequestOutput:
             result["sample"], result["seed"] = self.sample, self.seed
         if self.logprobs is not None:
             result["logprobs"] = [token.as_dict() for token in self.logprobs]
+        if self.prompt_logprobs is not None:
+            result["prompt_logprobs"] = [None if token is None else token.as_dict() for token in self.prompt_logprobs]
         if speculates(self.acceptance):
             result["acceptance"] = self.acceptance.as_dict()
         return result

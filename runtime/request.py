@@ -10,11 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from runtime.errors import PromptError
 from runtime.metrics import AcceptanceStats, RequestTimes
 from runtime.plan import FinishReason, ScheduledRow, TokenUpdate
 from runtime.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from runtime.logprobs import TokenLogprobs
 
 
 class RequestState(Enum):
@@ -59,6 +63,8 @@ class Request:
         self.num_preemptions = 0
         self.arrival_order = -1
         self.acceptance = AcceptanceStats(0)
+        # By position in the prompt, where they were asked for; nothing precedes the first token.
+        self.prompt_logprobs: dict[int, TokenLogprobs] = {}
         self.arrival_time = arrival_time
         self.first_token_time: float | None = None
         self.last_token_time: float | None = None

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from graphs.key import Buckets, Family, GraphKey
 from graphs.launch import Launcher
 from graphs.library import GraphLibrary
-from graphs.logprobs import LogprobRecorder
+from graphs.logprobs import LogprobRecorder, PromptLogprobRecorder
 from graphs.propose import Proposer
 from graphs.sampled_step import Sampler
 from graphs.sampling_state import RequestLists
@@ -36,6 +36,7 @@ from runtime.mirror_table import MirrorTable
 from runtime.path_counters import PathCounters
 from runtime.phase_clock import NO_PHASES, NoPhases, Phase
 from runtime.plan import Admission, StepPlan, StepResult
+from runtime.prompt_logprobs import PendingPromptLogprobs, PromptLogprobs
 from runtime.request_lists import has_lists, staged_lists, staged_shapes
 from runtime.sampling_record import sampled_reason, sampling_record
 from runtime.staging import OutcomeRing
@@ -77,11 +78,19 @@ class RunnerOptions:
 class StepOutcome:
     """One step in flight. Its results cannot be had without waiting for its event, and only once."""
 
-    def __init__(self, plan: StepPlan, ring: OutcomeRing, paths: PathCounters, logprobs: PendingLogprobs | None) -> None:
+    def __init__(
+        self,
+        plan: StepPlan,
+        ring: OutcomeRing,
+        paths: PathCounters,
+        logprobs: PendingLogprobs | None,
+        prompt_logprobs: PendingPromptLogprobs | None,
+    ) -> None:
         self.plan = plan
         self._ring = ring
         self._paths = paths
         self._logprobs = logprobs
+        self._prompt_logprobs = prompt_logprobs
 
     def collect(self) -> StepResult:
         """Block the host until this step's outcome has arrived: the one wait of a steady step (and one more for log probabilities,
@@ -98,6 +107,7 @@ class StepOutcome:
             num_drafts=[row[1] for row in rows],
             finished=[row[2] for row in rows],
             logprobs={} if self._logprobs is None else self._logprobs.collect(kept),
+            prompt_logprobs={} if self._prompt_logprobs is None else self._prompt_logprobs.collect(),
         )
 
 
@@ -109,7 +119,7 @@ class Runner:
         proposer: records the drafts of the next step; None without speculation.
         tapes: where graphs note which ids they drafted, fed and compared, for a gate; None costs nothing.
         sampler: draws tokens for requests that want more than the argmax of the raw logits; None for a target that has no logits.
-        logprobs: log probabilities of emitted tokens; None for a target that has no logits.
+        logprobs: log probabilities of emitted tokens, and of prompts; None for a target that has no logits.
 
     Attributes:
         paths: which way the steps went.
@@ -125,7 +135,7 @@ class Runner:
         options: RunnerOptions,
         tapes: Tapes | None = None,
         sampler: Sampler | None = None,
-        logprobs: LogprobRecorder | None = None,
+        logprobs: tuple[LogprobRecorder, PromptLogprobRecorder] | None = None,
     ) -> None:
         self.device, self.sizes, self.options = device, sizes, options
         self._target, self._proposer, self._tapes, self._sampler = target, proposer, tapes, sampler
@@ -141,7 +151,8 @@ class Runner:
         if sampler is not None:
             depth = sizes.max_num_seqs * (options.steps_in_flight + 1)
             self.table.pack("request_lists", staged_shapes(sampler.lists.counts.shape[1]), depth=depth)
-        self._logprobs = None if logprobs is None else LogprobRing(self.table, sizes, logprobs)
+        self._logprobs = None if logprobs is None else LogprobRing(self.table, sizes, logprobs[0])
+        self._prompt_logprobs = None if logprobs is None else PromptLogprobs(self.table, sizes, logprobs[1])
         self.buffers.initialise(self.compute)
         self._state, self._step = self.buffers.state, self.buffers.step
         slots, stride = self._state.draft_tokens.shape
@@ -154,6 +165,7 @@ class Runner:
             {
                 **recorders,
                 Family.LOGPROBS: self._record_logprobs,
+                Family.PROMPT_LOGPROBS: self._record_prompt_logprobs,
                 Family.PROPOSE: self._record_propose,
                 Family.CONTEXT: self._record_context,
             },
@@ -184,6 +196,8 @@ class Runner:
         if self._sampler is not None:
             steps += [replace(key, sampled=True) for key in steps]
         logprobs = [] if self._logprobs is None else [GraphKey.logprobs(rows) for rows in self.buckets.sizes]
+        if self._prompt_logprobs is not None:
+            logprobs.append(self._prompt_logprobs.key)
         if self._proposer is None:
             return [*steps, *logprobs]
         # Keys that propose alike are one graph: a verify step of eight rows and a mixed one of as many tokens, say.
@@ -235,6 +249,10 @@ class Runner:
         assert self._logprobs is not None
         self._logprobs.record(launch, key, self.buffers)
 
+    def _record_prompt_logprobs(self, launch: Launcher, key: GraphKey) -> None:
+        assert self._prompt_logprobs is not None
+        self._prompt_logprobs.record(launch)
+
     def _record_propose(self, launch: Launcher, key: GraphKey) -> None:
         assert self._proposer is not None
         self._proposer.record(launch, key, self._state, self._step)
@@ -264,12 +282,14 @@ class Runner:
         self._run(key)
         self.paths.launched(key, len(plan.rows))
         self.buffers.outcomes.submit(plan.step, self.compute, self.copy)
-        logprobs = self._launch_logprobs(plan)
+        logprobs, of_prompts = self._launch_logprobs(plan), None
+        if self._prompt_logprobs is not None:
+            of_prompts = self._prompt_logprobs.launch(plan.rows, self._run, self.compute, self.copy)
         if self._proposer is not None:
             # In every arm: the step that ends a prefill already drafts for the first decode step.
             self._run(self._propose_key(key, self._bucket(len(plan.rows)), plan.proposes))
             self.paths.proposals += 1
-        return StepOutcome(plan, self.buffers.outcomes, self.paths, logprobs)
+        return StepOutcome(plan, self.buffers.outcomes, self.paths, logprobs, of_prompts)
 
     def _launch_logprobs(self, plan: StepPlan) -> PendingLogprobs | None:
         """In front of the propose graph, while the step's logits are still there."""
@@ -343,6 +363,8 @@ class Runner:
         self._sampled_reasons[slot] = None if self._sampler is None else sampled_reason(admission.params)
         if self._logprobs is not None:
             self._logprobs.admit(slot, admission.params)
+        if self._prompt_logprobs is not None:
+            self._prompt_logprobs.admit(admission)
         pack["tokens"].write_host(np.array(admission.prefill_tokens, np.int32), slice(0, prefill_len))
         pack.upload(self._admissions, self.compute, prefill_len)
         self._admissions += 1

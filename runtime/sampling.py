@@ -49,6 +49,7 @@ class SamplingParams:
     n                   sequences of the prompt, 1..64, each sampled with a seed of its own
     logprobs            None, or 0..20: log probability and rank of each token, and of that many most likely tokens at its place,
                         under the model itself (before everything above)
+    prompt_logprobs     the same of each token of the prompt but the first, given those before it
 
     Raises SamplingError, naming the parameter, its value and the limit.
     """
@@ -72,6 +73,7 @@ class SamplingParams:
     ignore_eos: bool = False
     n: int = 1
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         # Lists and mappings are what callers write; the dataclass keeps tuples so that it stays hashable and frozen in depth.
@@ -92,6 +94,7 @@ class SamplingParams:
         checks.check_number("frequency_penalty", self.frequency_penalty, low=-2, high=2, hint=" (0 = off)")
         checks.check_int("n", self.n, low=1, high=MAX_N)
         checks.check_optional_int("logprobs", self.logprobs, low=0, high=MAX_LOGPROBS)
+        checks.check_optional_int("prompt_logprobs", self.prompt_logprobs, low=0, high=MAX_LOGPROBS)
         checks.check_bool("ignore_eos", self.ignore_eos)
         checks.check_bool("include_stop_str_in_output", self.include_stop_str_in_output)
         self._check_together()

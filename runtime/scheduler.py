@@ -285,6 +285,7 @@ class Scheduler:
             result.check(index, row, request.num_tokens, self._max_total_len(request))
             token_ids = result.tokens(index)
             request.collect(row, token_ids, now)
+            request.prompt_logprobs.update(result.prompt_logprobs.get(index, {}))
             if row.num_drafts and result.finished[index] == NOT_FINISHED:
                 self.lengths.observe(row.num_drafts, len(token_ids) - 1)
             if row.samples:

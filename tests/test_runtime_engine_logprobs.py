@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -109,3 +110,55 @@ def test_steps_without_such_requests_launch_and_copy_nothing(reference: Referenc
 
 def test_the_two_sides_agree_on_the_largest_number() -> None:
     assert MAX_LOGPROBS == ON_DEVICE
+
+
+# ---- prompts ---------------------------------------------------------------------------------------------------------
+
+
+def check_prompt(reference: Reference, arrival: Arrival, output: RequestOutput) -> None:
+    wanted, prompt = arrival.params.prompt_logprobs, tuple(arrival.prompt)
+    if wanted is None:
+        assert output.prompt_logprobs is None
+        return
+    assert output.prompt_logprobs is not None
+    assert len(output.prompt_logprobs) == len(prompt)
+    assert output.prompt_logprobs[0] is None
+    for position, told in enumerate(output.prompt_logprobs[1:], start=1):
+        assert told is not None
+        assert told.token_id == prompt[position]
+        logits = reference.logits(prompt[:position])
+        logprobs = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+        assert told.logprob == pytest.approx(logprobs[told.token_id], abs=2e-5)
+        assert told.rank == pytest.approx(np.count_nonzero(logits >= logits[told.token_id] - 1e-5), abs=1)
+        np.testing.assert_allclose([value for _, value in told.top], np.sort(logprobs)[::-1][:wanted], atol=2e-5)
+
+
+def prompt_arrivals() -> list[Arrival]:
+    prompts = [[3 + i % 20 for i in range(41)], [7, 8, 9, 10, 7, 8], [11], [5, 6] * 15, [20, 21, 3, 4, 5]]
+    both: dict[str, Any] = {"prompt_logprobs": 0, "logprobs": 2}
+    asked: list[dict[str, Any]] = [{"prompt_logprobs": 2}, {}, {"prompt_logprobs": 1}, both, {"logprobs": 1}]
+    made = [SamplingParams(max_tokens=12, **fields) for fields in asked]
+    return [Arrival(prompt, params, step) for step, (prompt, params) in enumerate(zip(prompts, made, strict=True))]
+
+
+@pytest.mark.parametrize(
+    ("k", "settings"),
+    [
+        (0, {}),
+        (3, {"scheduler__max_num_batched_tokens": 7, "scheduler__max_num_seqs": 2}),
+        (3, {"runner__async": False, "graphs__mode": "eager", "mirror__policy": "integrated"}),
+        (3, {"scheduler__num_blocks": 18, "schedule": "random", "runner__steps_in_flight": 3}),
+    ],
+    ids=str,
+)
+def test_logprobs_of_prompts(reference: Reference, k: int, settings: dict[str, Any]) -> None:
+    """Prompts that are prefilled in chunks, longer than the head takes at once, beside decode rows, and anew after a preemption."""
+    arrivals = prompt_arrivals()
+    with open_tiny(reference.model.path, k=k, **settings) as engine:
+        outputs = drive(engine, arrivals)
+        check_idle(engine)
+        plain = [replace(arrival, params=replace(arrival.params, prompt_logprobs=None)) for arrival in arrivals]
+        assert [output.token_ids for output in drive(engine, plain)] == [output.token_ids for output in outputs]
+    for arrival, output in zip(arrivals, outputs, strict=True):
+        check_prompt(reference, arrival, output)
+        check(reference, arrival, output)

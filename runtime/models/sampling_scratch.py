@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from graphs.arrays import ModelArrays, Scratch
 from graphs.launch import Array
 from graphs.logits_processing import stripes_of as processing_stripes
-from graphs.logprobs import LogprobRecorder, LogprobScratch
+from graphs.logprobs import LogprobRecorder, LogprobScratch, PromptLogprobRecorder
 from graphs.sampled_step import Sampler, Verification, stripes_of
 from graphs.sampling_state import DraftDistribution, FilterScratch, SamplingScratch, VerificationScratch
 from kernels.candidates import tiles_of
@@ -60,15 +61,17 @@ def allocate_sampling_scratch(device: Device, num_logits: int, vocab_size: int) 
     )
 
 
-def build_logprobs(device: Device, logits: Array, sizes: StepSizes, vocab_size: int) -> LogprobRecorder:
-    """Log probabilities from the target's `logits` [J, V'], with the arrays that they need."""
-    rows = sizes.num_logits
-    scratch = LogprobScratch(
+def build_logprobs(
+    device: Device, model: ModelArrays, scratch: Scratch, sizes: StepSizes
+) -> tuple[LogprobRecorder, PromptLogprobRecorder]:
+    """Log probabilities of emitted tokens and of prompts, with the arrays that they share."""
+    rows, vocab_size = sizes.num_logits, model.shape.vocab_size
+    logprobs = LogprobScratch(
         tile_best=device.array("logprob_tile_best", (rows, tiles_of(vocab_size)), np.int32),
         top_ids=device.array("logprob_top_ids", (rows, MAX_LOGPROBS), np.int32),
         top_values=device.array("logprob_top_values", (rows, MAX_LOGPROBS), np.float32),
     )
-    return LogprobRecorder(logits, scratch, vocab_size)
+    return LogprobRecorder(scratch.logits, logprobs, vocab_size), PromptLogprobRecorder(model, scratch, logprobs)
 
 
 def allocate_verification_scratch(device: Device, num_requests: int, num_logits: int, vocab_size: int) -> VerificationScratch:

@@ -10,6 +10,7 @@ _NOTHING = "(lambda *arguments: None)"
 _WRITE_TABLES = (
     "launch.launch(staged_write, 1, ROW_THREADS, state.block_tables, inputs.block_writes, inputs.num_block_writes)"
 )
+_RETURN = "        return StepOutcome(plan, self.buffers.outcomes, self.paths, logprobs, of_prompts)\n"
 _SUBMIT = "self.buffers.outcomes.submit(plan.step, self.compute, self.copy)"
 _PUBLISH = "step.outcome, sampled, num_sampled, num_drafts, state.finished, idx_mapping, inputs.num_requests"
 
@@ -146,8 +147,8 @@ MUTATIONS = (
         "9b-18",
         Edit(
             _RUNNER,
-            "        return StepOutcome(plan, self.buffers.outcomes, self.paths, logprobs)\n",
-            "        self.compute.synchronize()\n        return StepOutcome(plan, self.buffers.outcomes, self.paths, logprobs)\n",
+            _RETURN,
+            "        self.compute.synchronize()\n" + _RETURN,
         ),
         gate="G1",
         axis="no synchronisation",
@@ -159,9 +160,8 @@ MUTATIONS = (
         "9b-19",
         Edit(
             _RUNNER,
-            "        return StepOutcome(plan, self.buffers.outcomes, self.paths, logprobs)\n",
-            "        self.buffers.outcomes._pending[plan.step].event.synchronize()\n"
-            "        return StepOutcome(plan, self.buffers.outcomes, self.paths, logprobs)\n",
+            _RETURN,
+            "        self.buffers.outcomes._pending[plan.step].event.synchronize()\n" + _RETURN,
         ),
         gate="G1",
         axis="no synchronisation",
