@@ -120,5 +120,5 @@ def _bars(axes: Any, title: str, rows: Sequence[Row]) -> None:
     axes.set_yticks(range(len(rows)), [name for name, *_ in rows], fontsize=9)
     axes.set_xticks([])
     axes.invert_yaxis()
-    axes.set_xlim(0, 2.1 * max((value for _, value, *_ in rows), default=1.0))
+    axes.set_xlim(0, 2.4 * max((value for _, value, *_ in rows), default=1.0))
     axes.set_title(title, fontsize=11, loc="left")
