@@ -67,9 +67,11 @@ class StepProbe:
         return event
 
     def stop(self) -> None:
+        """Waits for the device: the drafts behind the last step are collected by nobody."""
         self._engine.trace_phases(NO_PHASES)
         if self._has_clock:
             self._engine.runner.library.watch = None
+            self._engine.runner.device.synchronize()
 
     def result(self) -> dict[str, Any]:
         """Milliseconds; `device_absent` says why there are no device times."""

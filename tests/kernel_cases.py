@@ -92,7 +92,8 @@ def launches(*shapes: tuple[Grid, int]) -> pytest.MarkDecorator:
 
 
 def cuda_launches(*shapes: tuple[Grid, int]) -> list[Launch]:
-    return [Launch("cuda", grid, block) for grid, block in (*shapes, (shapes[-1][0], 128))]
+    widest = [(shapes[-1][0], 128)] if shapes else []
+    return [Launch("cuda", grid, block) for grid, block in (*shapes, *widest)]
 
 
 def live(count: int) -> npt.NDArray[np.int32]:

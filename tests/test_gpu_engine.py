@@ -153,13 +153,17 @@ def test_info_names_the_gpu_and_the_blocks_come_from_its_memory(llama: Reference
 
 
 def test_close_gives_the_memory_back(llama: Reference) -> None:
+    """Of several times one must cost nothing: other processes take and give memory of the same GPU, but what an engine keeps is
+    gone every time. CUDA keeps a little for its next graphs; one cuBLAS workspace that stayed would be 64 MiB."""
     probe = open_device("cuda")
-    with open_gpu(llama.model.path):
-        pass
-    before = probe.free_bytes()
-    for _ in range(3):
+    lost = []
+    while len(lost) < 8 and (not lost or min(lost) > 2**24):
         with open_gpu(llama.model.path):
             pass
-    # CUDA keeps a little for its next graphs; one cuBLAS workspace that stayed would be 64 MiB.
-    assert probe.free_bytes() >= before - 2**24
+        before = probe.free_bytes()
+        for _ in range(3):
+            with open_gpu(llama.model.path):
+                pass
+        lost.append(before - probe.free_bytes())
+    assert min(lost) <= 2**24
     probe.close()

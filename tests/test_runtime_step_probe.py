@@ -50,6 +50,9 @@ class ClockedDevice:
     def record(self, event: ClockedEvent) -> None:
         event.at = self.now
 
+    def synchronize(self) -> None:
+        """Everything has run."""
+
     def free_bytes(self) -> int:
         return self.free_now
 
