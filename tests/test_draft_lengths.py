@@ -92,6 +92,20 @@ def test_drafts_that_are_never_right_cost_next_to_nothing() -> None:
     assert lengths.describe()["steps_by_k"][0] > 0.97 * steps
 
 
+def test_a_length_that_became_slower_than_plain_is_left_at_once() -> None:
+    """Though by less than what a change for the better must bring."""
+    later = Acceptance(1)
+    for number in range(300):
+        later.observe(1, number % 2)
+    lengths = AdaptiveLengths([0, 1], {(1, 0): 1.0, (1, 1): later.tokens(1) * (1.0 + LEAST_GAIN / 2)})
+    lengths.choose(1)
+    assert lengths.describe()["chosen"]["1 requests"].startswith("1: ")  # believed to yield 1.6 tokens
+    for number in range(300):
+        lengths.observe(1, number % 2)
+    lengths.choose(1)
+    assert lengths.describe()["chosen"]["1 requests"].startswith("0: ")
+
+
 def test_speculation_comes_back_when_it_pays_again() -> None:
     lengths = AdaptiveLengths([0, 1, 3, 7], CHEAP)
     for number in range(6000):

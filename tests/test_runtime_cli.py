@@ -198,6 +198,13 @@ def test_bench_json_on_stdout_is_all_of_it(config: str) -> None:
     assert json.loads(invoke("bench", config, "--json", "-", "--repeats", "1").stdout)["num_prompts"] == 1
 
 
+def test_bench_marks_synthetic_acceptance(config: str) -> None:
+    options = ["--set", "speculator.method=ngram", "--acceptance", "synthetic:0.70", "--repeats", "1", "--json", "-"]
+    result = json.loads(invoke("bench", config, *options).stdout)
+    assert result["label"] == "acceptance synthetic:0.7"
+    assert result["config"]["speculator"]["acceptance"] == "synthetic:0.7"
+
+
 @pytest.mark.parametrize("words", [["CONFIG", "--concurrency", "1", "2"], ["--concurrency", "1", "2", "CONFIG"]], ids=" ".join)
 def test_bench_takes_several_concurrencies(config: str, words: list[str]) -> None:
     result = invoke("bench", *(config if word == "CONFIG" else word for word in words), "--json", "-", "--repeats", "2")
