@@ -163,7 +163,8 @@ def judged(metric: str, equal: Pairs | None, pairs: Pairs, *, same_outputs: bool
         return result(Verdict.NOT_MEASURED, "equal arms took different paths, so a difference of paths says nothing")
     outputs = {sample.outputs for samples in (*pairs, *(equal or ())) for sample in samples}
     if same_outputs and len(outputs) > 1:
-        return result(Verdict.NOT_MEASURED, f"the runs produced {len(outputs)} different outputs: not the same work")
+        remedy = "set numerics to batch_invariant, or compare them all the same (--other-outputs)"
+        return result(Verdict.NOT_MEASURED, f"the runs produced {len(outputs)} different outputs: not the same work; {remedy}")
     found = effect(_log_ratios(metric, pairs, lower), floor)
     if floor is None:
         return result(Verdict.RECORDED, "equal arms were not run", found)
