@@ -40,6 +40,11 @@ class GraphKey:
     num_tokens: int
     sampled: bool = False
 
+    @property
+    def on_demand(self) -> bool:
+        """Whether only requests that ask for more than plain greedy decoding need it."""
+        return self.sampled or self.family in (Family.LOGPROBS, Family.PROMPT_LOGPROBS)
+
     def __str__(self) -> str:
         if self.family in (Family.PROPOSE, Family.CONTEXT):
             tokens = f",T={self.num_tokens}" if self.num_tokens else ""

@@ -34,6 +34,7 @@ from runtime.prompts import PromptEncoder
 from runtime.resolve_sampling import ParamsResolver
 from runtime.runner import Runner, RunnerOptions
 from runtime.sampling import MAX_STOP_TOKEN_IDS
+from runtime.sampling_record import needs_more_than_greedy
 from runtime.scheduler import Scheduler, SchedulerLimits
 from runtime.speculators.proposers import Speculator
 from runtime.step_buffers import StepSizes
@@ -119,7 +120,7 @@ def assemble(
         logprobs = build_logprobs(device, model, scratch, sizes)
         runner = Runner(device, target, speculation.proposer, sizes, policy, options, sampler=sampler, logprobs=logprobs)
         with bars("capturing graphs", "graphs") as advance:
-            runner.capture(advance)
+            runner.capture(advance, on_demand=needs_more_than_greedy(config.sampling.params()))
     except BaseException:
         device.close()
         raise

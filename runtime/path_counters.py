@@ -18,6 +18,7 @@ class PathCounters:
         padded_rows: rows that were launched beyond the live ones, to fill up a captured size.
         sampled_steps: steps that took a sampled graph, by what a request in them asked for.
         degenerate_tokens: tokens of sampled steps whose logits were all NaN or masked: they stand for nothing the model said.
+        late_captures: graphs that were captured when the first request needed them, not at the start.
         proposals: launches of a propose graph; one a step wherever something speculates.
         admissions: requests that entered a slot, those that came back after a preemption included.
         collected_late: outcomes that were waited for with a later step already launched: what the asynchronous arm does.
@@ -30,6 +31,7 @@ class PathCounters:
     padded_rows: int = 0
     sampled_steps: Counter[str] = field(default_factory=Counter)
     degenerate_tokens: int = 0
+    late_captures: int = 0
     proposals: int = 0
     admissions: int = 0
     collected_late: int = 0

@@ -205,15 +205,31 @@ class Runner:
         drafting = {self._propose_key(step, rows, more): None for step in steps for rows in self.buckets.sizes for more in proposes}
         return [*steps, *logprobs, *drafting]
 
-    def capture(self, progress: CaptureProgress | None = None) -> None:
-        """Compile what the graphs launch, capture them largest first, and pin what they touch."""
-        self.library.capture(self.keys(), progress)
-        for graph in self.library.graphs.values():
-            self.table.adopt(graph)
+    def capture(self, progress: CaptureProgress | None = None, *, on_demand: bool = True) -> None:
+        """Compile what the graphs launch, capture them largest first, and pin what they touch.
+
+        on_demand: also the graphs that only requests need which ask for more than plain greedy decoding; False leaves them to the
+            first such request, and spares all others the time that it takes to compile them.
+        """
+        self._capture([key for key in self.keys() if on_demand or not key.on_demand], progress)
         if self.options.dot_folder is not None:
             self._draw(self.options.dot_folder)
         if progress is not None:
             progress(len(self.library.graphs), len(self.library.graphs))
+
+    def _capture(self, keys: Sequence[GraphKey], progress: CaptureProgress | None = None) -> None:
+        known = set(self.library.graphs)
+        self.library.capture(keys, progress)
+        for key in self.library.graphs.keys() - known:
+            self.table.adopt(self.library.graphs[key])
+
+    def _capture_late(self, wanted: GraphKey) -> None:
+        """All graphs of the kind of `wanted`, at the first request that needs one."""
+        assert wanted.on_demand, f"{wanted} was never captured"
+        keys = [key for key in self.keys() if key.on_demand and key.sampled == wanted.sampled]
+        logger.info("capturing %d graphs like %s: the first request that needs them is here", len(keys), wanted)
+        self._capture(keys)
+        self.paths.late_captures += len(keys)
 
     def _draw(self, folder: Path) -> None:
         try:
@@ -304,6 +320,8 @@ class Runner:
         self._phases = phases
 
     def _run(self, key: GraphKey) -> None:
+        if key not in self.library.graphs:
+            self._capture_late(key)
         self.library.launch(key)
         if self.library.mode == "eager":
             self.paths.fall_outs["graphs.mode = eager"] += 1

@@ -53,3 +53,8 @@ def sampled_reason(params: SamplingParams) -> str | None:
         "min_tokens": params.min_tokens > 0,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def needs_more_than_greedy(params: SamplingParams) -> bool:
+    """Whether requests with these parameters need graphs beyond those of plain greedy decoding."""
+    return sampled_reason(params) is not None or params.logprobs is not None or params.prompt_logprobs is not None
