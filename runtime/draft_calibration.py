@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +27,8 @@ LEAST_STEPS, ENOUGH_S = 2, 0.3
 SECOND_LOOK_S = 3.0
 """Everything is timed twice, a disturbance of the machine being over by then, unless the first time took longer than that."""
 
+logger = logging.getLogger(__name__)
+
 Progress = Callable[[int, int], None]
 
 
@@ -42,6 +45,9 @@ def adapt(engine: Any, vocab_size: int, progress: Progress, clock: Callable[[], 
     table = measured(engine, vocab_size, progress, clock)
     runner, scheduler = engine.runner, engine.scheduler
     scheduler.lengths = AdaptiveLengths(runner.draft_lengths, table)
+    for bucket in runner.buckets.sizes:
+        times = ", ".join(f"{k}: {table[bucket, k] * 1e3:.3f}" for k in runner.draft_lengths)
+        logger.info("ms of a step by drafts, %d requests: %s", bucket, times)
     limits = scheduler.limits
     scheduler.acceptance = AcceptanceStats(limits.num_speculative_tokens, limits.synthetic_acceptance)
     runner.paths = PathCounters()

@@ -156,7 +156,8 @@ class AdaptiveLengths:
         if self._rate(best, bucket) > (1.0 + LEAST_GAIN) * self._rate(now, bucket):
             now = best
         if now != self._chosen.get(bucket):
-            logger.info("drafts a step at %d requests: %d, %s", bucket, now, self._reason(now, bucket))
+            # Not for a terminal on which an answer is being written; `describe` has it all.
+            logger.debug("drafts a step at %d requests: %d, %s", bucket, now, self._reason(now, bucket))
             self._chosen[bucket] = now
         return now
 

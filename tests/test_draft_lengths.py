@@ -118,7 +118,7 @@ def test_speculation_comes_back_when_it_pays_again() -> None:
 def test_a_gain_within_the_noise_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """Both lengths yield nearly the same: the choice stays where it is, and a change is said once."""
     lengths = AdaptiveLengths([0, 1], {(1, 0): 1.0, (1, 1): 2.0 / (1.0 + LEAST_GAIN / 2)})
-    with caplog.at_level(logging.INFO, logger="runtime.draft_lengths"):
+    with caplog.at_level(logging.DEBUG, logger="runtime.draft_lengths"):
         for _ in range(50):
             k = lengths.choose(1)
             if k:

@@ -113,9 +113,13 @@ class Speculator:
         distribution = None if scratch.selector is None else scratch.selector.distribution
         return Speculation(proposer, proposer.taps, draft_streamed_bytes(arrays), distribution)
 
+    def _counts(self) -> Any:
+        """As it was asked for: a number, auto, or a number by the number of requests."""
+        return self._config.num_speculative_tokens if self._config.k else 0
+
     def describe(self) -> dict[str, Any]:
         """What `draftgraph info` says."""
-        values: dict[str, Any] = {"method": self._config.method, "num_speculative_tokens": self._config.k}
+        values: dict[str, Any] = {"method": self._config.method, "num_speculative_tokens": self._counts()}
         if self.drafter is not None:
             spec = self.drafter.spec
             values["drafter"] = {
