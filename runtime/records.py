@@ -72,10 +72,19 @@ class Record:
         command: str,
         sources: Sequence[str] = STEP_SOURCES,
     ) -> Record:
-        """The record of a report, dated now, of the sources as they are now."""
+        """The record of a report, dated now, of the sources as they are now. Paths of this machine are left out of it."""
         date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        command = " ".join(portable(word) for word in command.split(" "))
         return cls(
-            report.name, report.title, date, report.axes, workload, facts, command, tuple(sources), sources_digest(sources)
+            report.name,
+            report.title,
+            date,
+            report.axes,
+            portable(workload),
+            portable(facts),
+            command,
+            tuple(sources),
+            sources_digest(sources),
         )
 
     @property
@@ -184,6 +193,21 @@ def render_records(records: Sequence[tuple[Path, Record]]) -> str:
             floor = "-" if axis.floor is None else f"{axis.floor:.4g}"
             lines.append(f"    {axis.name:{width}}  {value:>9}  floor {floor:>7}  {axis.verdict.value}: {axis.detail}")
     return "\n".join(lines)
+
+
+def portable(value: Any) -> Any:
+    """The same value without paths of this machine: below the repository's root they begin there, others are the file's name."""
+    if isinstance(value, Mapping):
+        return {key: portable(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [portable(entry) for entry in value]
+    if not isinstance(value, str):
+        return value
+    key, equals, path = value.rpartition("=")
+    if not path.startswith("/"):
+        return value
+    inside = Path(path).is_relative_to(ROOT)
+    return key + equals + (Path(path).relative_to(ROOT).as_posix() if inside else Path(path).name)
 
 
 def _axis(values: Mapping[str, Any]) -> Axis:

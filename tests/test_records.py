@@ -42,6 +42,21 @@ def test_a_record_survives_its_file(tmp_path: Path) -> None:
     assert yaml.safe_load(path.read_text())["axes"][0]["verdict"] == "SATISFIED"
 
 
+def test_a_record_holds_no_path_of_the_machine() -> None:
+    inside = str(records.ROOT / "configs" / "smollm2.yaml")
+    workload = {"model": "/cache/x/model.gguf", "config": {"draft": inside, "list": [inside, 3, None]}, "source": "hf:ORG/NAME"}
+    command = f"draftgraph compare {inside} --set model.source=/cache/x/model.gguf --arms runner.async=true"
+    report = GateReport("G4", "", (BUSY,), (), {})
+    found = Record.of(report, workload, FACTS, command)
+    assert found.workload == {
+        "model": "model.gguf",
+        "config": {"draft": "configs/smollm2.yaml", "list": ["configs/smollm2.yaml", 3, None]},
+        "source": "hf:ORG/NAME",
+    }
+    assert found.command == "draftgraph compare configs/smollm2.yaml --set model.source=model.gguf --arms runner.async=true"
+    assert found.facts == FACTS
+
+
 def test_a_second_record_of_a_day_does_not_replace_the_first(tmp_path: Path) -> None:
     first, second = record().write(tmp_path), record().write(tmp_path)
     assert first != second
