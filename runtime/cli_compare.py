@@ -82,7 +82,9 @@ def compare(
         with (silent_bar if quiet else progress_bar)("comparing", "runs") as advance:
             report = run_compare(parsed, plan, lambda arm: open_engine(arm.config, True), advance)
         if record is not None:
-            _keep(report, plan, base, " ".join(["draftgraph compare", config, "--arms", *map(shlex.quote, names)]), record)
+            sets = [part for text in set_ or [] for part in ("--set", shlex.quote(text))]
+            command = ["draftgraph compare", config, *sets, "--arms", *map(shlex.quote, names), "--concurrency", *map(str, levels)]
+            _keep(report, plan, base, " ".join(command), record)
         report |= {"results": [result.as_dict() for result in report["results"]]}
         text = json.dumps(report, indent=2)
         if json_file == "-":
