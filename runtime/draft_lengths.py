@@ -18,7 +18,7 @@ MEMORY = 64.0
 LEAST_GAIN = 0.02
 """A length is taken for another one that is better by this share: below it the difference is noise, and every change costs."""
 
-PROBE_EVERY, PROBE_STEPS = 256, 4
+PROBE_EVERY, PROBE_STEPS = 256, 2
 """While speculation does not pay, that many steps of every 256 draft all the same, to notice when it begins to."""
 
 
