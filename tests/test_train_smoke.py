@@ -32,7 +32,7 @@ from runtime.speculators.train.drafter import TorchDrafter  # noqa: E402
 from runtime.speculators.train.generate import Generator  # noqa: E402
 from runtime.speculators.train.held_out import HeldOut  # noqa: E402
 from runtime.speculators.train.losses import HeadLoss, HeadTask, best_columns, selector_loss  # noqa: E402
-from runtime.speculators.train.rows import Rows, Taps, compute_taps, pack  # noqa: E402
+from runtime.speculators.train.rows import Rows, Taps, bytes_of_taps, compute_taps, pack  # noqa: E402
 from runtime.speculators.train.settings import TrainingSettings  # noqa: E402
 from runtime.speculators.train.target import TorchTarget  # noqa: E402
 from runtime.speculators.train.trainer import Trainer  # noqa: E402
@@ -390,6 +390,30 @@ def test_training_goes_on_where_it_was(model: TinyModel, target: TorchTarget, do
     assert (second.step, second.share, len(second.log.notes)) == (4, 1.0, len(first.log.notes))
     for ours, theirs in zip(second.averaged.parameters(), first.averaged.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def test_windows_take_their_turns_in_one_memory(
+    model: TinyModel, target: TorchTarget, documents: list[Document], tmp_path: Path
+) -> None:
+    """Three rows, of which two fit: each window's taps are those of its own rows."""
+    config = write_tiny_drafter(tmp_path, model.shape, DrafterShape(version=2)).config
+    rows = pack(documents, 50, 0, CPU)
+    taps = tuple(config["dflash_config"]["target_layer_ids"])
+    settings = TrainingSettings(
+        steps=6, rows=2, anchors=8, row_length=50, taps_gib=2.5 * bytes_of_taps(target, len(taps), True) * 50 / 2**30
+    )
+    trainer = Trainer(settings, target, TorchDrafter(config, 256), rows)
+    whole, seen = compute_taps(target, rows, taps, soft=True), []
+
+    def look() -> None:
+        window = trainer._windows[trainer._window]
+        seen.append((window.start, window.stop))
+        count = window.stop - window.start
+        torch.testing.assert_close(trainer._taps.features[:count], whole.features[window], rtol=0, atol=0)
+        torch.testing.assert_close(trainer._taps.soft_ids[:count], whole.soft_ids[window], rtol=0, atol=0)
+
+    trainer.run(look)
+    assert seen == [(0, 1)] * 3 + [(1, 3)] * 3
 
 
 def test_more_layers_and_a_lower_rank_begin_from_a_drafter(model: TinyModel, target: TorchTarget, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def build_config(settings: DrafterSettings, target: ModelSpec, tokenizer: Tokeni
         "num_key_value_heads": target.num_kv_heads,
         "head_dim": target.head_dim,
         "vocab_size": target.vocab_size,
-        "rms_norm_eps": target.rms_norm_eps,
+        "rms_norm_eps": float(f"{target.rms_norm_eps:.7g}"),  # a GGUF holds it in float32
         "rope_theta": target.rope.theta,
         "rope_scaling": None,
         "hidden_act": "silu",

@@ -75,23 +75,36 @@ def bytes_of_taps(target: TorchTarget, num_taps: int, soft: bool) -> int:
     return num_taps * target.spec.hidden_size * size + (SOFT_PLACES * (4 + size) if soft else 0)
 
 
-@torch.no_grad()
-def compute_taps(target: TorchTarget, rows: Rows, taps: Sequence[int], soft: bool, chunk: int = 64) -> Taps:
-    """One pass of the target over every row; a token sees its own document only."""
-    count, length = rows.tokens.shape
+def empty_taps(target: TorchTarget, count: int, length: int, num_taps: int, soft: bool) -> Taps:
+    """Memory for the taps of `count` rows."""
     new = {"device": target.device, "dtype": target.dtype}
-    features = torch.empty(count, length, len(taps) * target.spec.hidden_size, **new)
+    features = torch.empty(count, length, num_taps * target.spec.hidden_size, **new)
     ids = torch.empty(count, length, SOFT_PLACES, device=target.device, dtype=torch.int32) if soft else None
-    shares = torch.empty(count, length, SOFT_PLACES, **new) if soft else None
+    return Taps(features, ids, torch.empty(count, length, SOFT_PLACES, **new) if soft else None)
+
+
+def compute_taps(target: TorchTarget, rows: Rows, taps: Sequence[int], soft: bool) -> Taps:
+    """Taps of every row."""
+    count, length = rows.tokens.shape
+    result = empty_taps(target, count, length, len(taps), soft)
+    fill_taps(result, target, rows, taps)
+    return result
+
+
+@torch.no_grad()
+def fill_taps(result: Taps, target: TorchTarget, rows: Rows, taps: Sequence[int], chunk: int = 64) -> None:
+    """One pass of the target over every row, into the first rows of `result`; a token sees its own document only."""
+    count, length = rows.tokens.shape
+    features, ids, shares = result.features, result.soft_ids, result.soft_shares
     at = torch.arange(length, device=target.device)
     before = torch.ones(length, length, dtype=torch.bool, device=target.device).tril()
     for first in range(0, count, chunk):
         part = slice(first, first + chunk)
         start = rows.start[part].long()
         bias = bias_of((start[:, :, None] == start[:, None, :]) & before, target.dtype)[:, None]
-        x, features[part] = target.run(
+        x, features[first : first + len(start)] = target.run(
             rows.tokens[part].long(), at - start.clamp_min(0), lambda _, q, k, v, bias=bias: attention(q, k, v, bias), taps,
-            None if soft else max(taps) + 1,
+            max(taps) + 1 if ids is None else None,
         )
         if ids is not None and shares is not None:
             for some in range(0, len(x), HEAD_ROWS):
@@ -100,4 +113,3 @@ def compute_taps(target: TorchTarget, rows: Rows, taps: Sequence[int], soft: boo
                 at_rows = slice(first + some, first + min(len(x), some + HEAD_ROWS))
                 ids[at_rows] = best.view(-1, length, SOFT_PLACES).int()
                 shares[at_rows] = logits.gather(1, best).float().softmax(-1).view(-1, length, SOFT_PLACES).to(target.dtype)
-    return Taps(features, ids, shares)

@@ -17,7 +17,7 @@ from runtime.errors import ConfigError
 from runtime.speculators.train.blocks import blocks_of, draw_anchors, surprise
 from runtime.speculators.train.drafter import TorchDrafter
 from runtime.speculators.train.losses import HeadLoss, HeadTask, selector_loss
-from runtime.speculators.train.rows import Rows, Taps, bytes_of_taps, compute_taps
+from runtime.speculators.train.rows import Rows, bytes_of_taps, empty_taps, fill_taps
 from runtime.speculators.train.settings import TrainingSettings
 from runtime.speculators.train.target import Tensor, TorchTarget
 
@@ -45,7 +45,10 @@ class Trainer:
         self._random = random.Random(settings.seed)
         self._windows = self._cut_windows()
         self._window = -1
-        self._window_rows, self._taps = rows, Taps(target.embed, None, None)
+        self._window_rows = rows
+        longest = max(window.stop - window.start for window in self._windows)
+        num_taps = len(drafter.spec.target_layer_ids)
+        self._taps = empty_taps(target, longest, rows.tokens.shape[1], num_taps, settings.distil > 0)
         self._order: Iterator[Tensor] = iter(())
 
     @property
@@ -177,11 +180,9 @@ class Trainer:
     def _next_rows(self, share: float) -> Tensor:
         window = min(len(self._windows) - 1, int(share * len(self._windows)))
         if window != self._window:
-            self._taps = Taps(self.target.embed, None, None)  # the old ones go before the new ones come
-            part = self._windows[window]
-            self._window_rows = self.rows.part(part)
-            taps = self.drafter.spec.target_layer_ids
-            self._taps = compute_taps(self.target, self._window_rows, taps, self.settings.distil > 0)
+            # Into the memory of the window before: most of the device's has no room for two, nor for one in two pieces.
+            self._window_rows = self.rows.part(self._windows[window])
+            fill_taps(self._taps, self.target, self._window_rows, self.drafter.spec.target_layer_ids)
             self._window, self._order = window, self._shuffled(len(self._window_rows))
         return next(self._order)
 
