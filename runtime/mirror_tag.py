@@ -52,7 +52,7 @@ class Tag:
         # The host copy starts as zeros that count; what the device copy holds, nobody has written.
         self.host_version = 0 if self.truth is Truth.DEVICE_EXACT else 1
         self.host_writer = "initial zeros" if self.host_version else "nobody"
-        self.device_writer = "nobody"
+        self.device_writer: object = "nobody"
 
     @property
     def state(self) -> State:
@@ -79,7 +79,8 @@ class Tag:
 
     def device_wrote(self, writer: object) -> bool:
         """Has the device overtaken the host? Not where it only applied what the host had written."""
-        self.upload, self.device_writer = None, str(writer)
+        # A graph's key becomes text where an error wants it, not at every launch.
+        self.upload, self.device_writer = None, writer
         if self.carried is not None:
             self.device_version, self.carried = self.carried, None
             return False
@@ -158,7 +159,7 @@ class Tag:
                 f"wrote is staged for {writer} to apply; take_diffs() or carry() first, or write another buffer"
             )
 
-    def _refuse(self, where: str, writer: str, remedy: str) -> None:
+    def _refuse(self, where: str, writer: object, remedy: str) -> None:
         self.refused += 1
         raise StaleReadError(
             f"stale read of {self.name} on {where}: host version {self.host_version}, device version {self.device_version}, "
