@@ -15,6 +15,9 @@ WARPS = 4
 THREADS = 32 * WARPS
 JOIN_THREADS = 32 * 8
 
+_FEW_TILES = 64
+"""Tiles of pairs whose blocks are on the GPU at once with twice the warps, which share softmax and combination; no bit changes."""
+
 _BLOCKS = 512
 """Blocks of attention that are worth launching; more chunks than that take turns."""
 
@@ -121,7 +124,7 @@ class SplitBlockAttention:
         launch.launch(
             block_attend,
             (pieces, kv_heads, rows),
-            THREADS,
+            2 * THREADS if kv_heads * rows * tiles <= _FEW_TILES else THREADS,
             scratch.attention[:count],
             self.totals,
             self.stats,

@@ -7,14 +7,33 @@ from typing import Protocol
 
 from graphs.arrays import SlotState, StepArrays
 from graphs.drafter_arrays import DraftArrays, DraftConvArrays, DraftLayerArrays, DraftScratch
+from graphs.fused_ops import Layout
 from graphs.key import GraphKey
 from graphs.launch import Array, Launcher
 from graphs.plain_ops import THREADS, norm_threads
 from kernels.block_attention import block_attention
 from kernels.block_conv import block_conv
 from kernels.head_norm import head_norm
+from kernels.project import norm_gate_up, norm_project
 from kernels.rmsnorm import add_rms_norm, rms_norm
 from kernels.rope import rope
+from kernels.swiglu import swiglu
+
+
+@dataclass(frozen=True)
+class Products:
+    """Which products are our own (kernels/project.py): of few rows and small matrices, where a library's launch costs most.
+
+    Attributes:
+        most_rows: 0 = all are the library's.
+        most_bytes: of a matrix.
+    """
+
+    most_rows: int = 0
+    most_bytes: int = 0
+
+    def ours(self, x: Array, weight: Array) -> bool:
+        return x.shape[0] <= self.most_rows and weight.nbytes <= self.most_bytes and weight.shape[1] % 8 == 0
 
 
 @dataclass(frozen=True)
@@ -28,6 +47,7 @@ class DraftPass:
     step: StepArrays
     key: GraphKey
     k: int
+    products: Products
 
     @property
     def requests(self) -> int:
@@ -46,6 +66,30 @@ class DraftPass:
     @property
     def live_picks(self) -> Array:
         return self.scratch.block_live[1:2]
+
+
+    def product(self, out: Array, x: Array, weight: Array, live: Array) -> None:
+        """out = x @ weight.T."""
+        if not self.products.ours(x, weight):
+            self.launch.matmul(out, x, weight, live)
+            return
+        layout, eps = Layout.of(*weight.shape), self.arrays.shape.rms_norm_eps
+        # The sums of squares are not read, since x need not be normalised.
+        arguments = (out, x, self.scratch.fused[:1], weight, eps, 1, layout.parts, layout.slabs, live)
+        self.launch.launch(norm_project, layout.grid, 32 * (layout.warps + 1), *arguments)
+
+    def gate_up(self, activated: Array, x: Array, weight: Array, live: Array) -> None:
+        """activated = silu(gate) * up of x."""
+        if self.products.ours(x, weight):
+            outputs, depth = weight.shape
+            layout, eps = Layout.of(outputs, depth, slabs=2), self.arrays.shape.rms_norm_eps
+            arguments = (activated, x, self.scratch.fused[:1], weight, eps, 1, layout.parts, live)
+            self.launch.launch(norm_gate_up, layout.grid, 32 * (layout.warps + 1), *arguments)
+            return
+        both = self.scratch.gate_up[: x.shape[0]]
+        self.launch.matmul(both, x, weight, live)
+        blocks = (x.shape[0], -(-activated.shape[1] // THREADS))
+        self.launch.launch(swiglu, blocks, THREADS, activated, both, live)
 
 
 class Joins(Protocol):
@@ -94,7 +138,7 @@ class PlainJoins:
             return normed
         assert run.scratch.conv_delta is not None
         assert run.scratch.convolved is not None
-        run.launch.matmul(run.scratch.conv_delta[: run.count], normed, conv.projection, run.live)
+        run.product(run.scratch.conv_delta[: run.count], normed, conv.projection, run.live)
         return self._convolve(run, run.scratch.convolved[: run.count], normed, conv, side=0)
 
     def _convolve(self, run: DraftPass, out: Array, x: Array, conv: DraftConvArrays, *, side: int) -> Array:

@@ -28,7 +28,7 @@ def record_pick(run: DraftPass, stripes: Stripes | None) -> None:
     arrays, scratch, shape, rows, k = run.arrays, run.scratch, run.arrays.shape, run.requests, run.k
     picks, launch, live = rows * k, run.launch, run.live_picks
     hidden, logits, chosen = _hidden(run, picks), scratch.logits[:picks], scratch.chosen[:picks]
-    launch.matmul(logits, hidden, arrays.head, live)
+    run.product(logits, hidden, arrays.head, live)
     if shape.output_multiplier != 1.0 or shape.logit_cap:
         blocks = (picks, -(-shape.vocab_size // (8 * THREADS)))
         launch.launch(logit_scale, blocks, THREADS, logits, shape.output_multiplier, shape.logit_cap, live)
@@ -76,7 +76,7 @@ def _record_selector(run: DraftPass, hidden: Array, logits: Array) -> None:
     gate, scores = scratch.gate[:picks], scratch.scores[:picks]
     launch.launch(tile_maxima, (picks, -(-best.shape[1] // WARPS)), WARP_THREADS, best, logits, vocab_size, live)
     launch.launch(top_candidates, picks, RANKING_THREADS, ids, values, logits, best, vocab_size, live)
-    launch.matmul(gate, hidden, selector.projection, live)
+    run.product(gate, hidden, selector.projection, live)
     launch.launch(
         edge_scores,
         (picks, ids.shape[1]),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphs.arrays import SlotState, StepArrays
-from graphs.draft_pass import BlockAttention, DraftPass, Joins, PlainBlockAttention, PlainJoins
+from graphs.draft_pass import BlockAttention, DraftPass, Joins, PlainBlockAttention, PlainJoins, Products
 from graphs.draft_pick import record_pick
 from graphs.drafter_arrays import DraftArrays, DraftScratch
 from graphs.key import GraphKey
@@ -23,7 +23,6 @@ from kernels.context_store import store_context
 from kernels.embed import embed
 from kernels.logit_scale import scale_rows
 from kernels.rmsnorm import rms_norm
-from kernels.swiglu import swiglu
 
 ROW_THREADS = 32
 WARPS = 4
@@ -37,6 +36,7 @@ class DraftOps:
         joins: residual stream, norms and convolutions between the sublayers, for steps of at most `joined_rows` query rows.
         joined_rows: the others take the plain form.
         attention: of the block over context and itself.
+        products: which of them are our own.
         stripes: scratch of an arg max that several blocks share a row of; None: one block a row.
     """
 
@@ -44,10 +44,11 @@ class DraftOps:
     joined_rows: int
     attention: BlockAttention
     stripes: Stripes | None
+    products: Products
 
     @classmethod
     def plain(cls) -> DraftOps:
-        return cls(PlainJoins(), 0, PlainBlockAttention(), None)
+        return cls(PlainJoins(), 0, PlainBlockAttention(), None, Products())
 
 
 class DFlashProposer:
@@ -93,9 +94,10 @@ class DFlashProposer:
         arrays, scratch, eps = self.arrays, self.scratch, self.arrays.shape.rms_norm_eps
         tokens, live = key.num_tokens, step.inputs.num_tokens
         fused, context, context_kv = scratch.fused[:tokens], scratch.context[:tokens], scratch.context_kv[:tokens]
-        launch.matmul(fused, scratch.features[:tokens], arrays.fc, live)
+        run = self._run(launch, key, state, step)
+        run.product(fused, scratch.features[:tokens], arrays.fc, live)
         launch.launch(rms_norm, tokens, norm_threads(fused.shape[1]), context, fused, arrays.hidden_norm, eps, live)
-        launch.matmul(context_kv, context, arrays.context_kv, live)
+        run.product(context_kv, context, arrays.context_kv, live)
         if arrays.context_bias is not None:
             launch.launch(add_bias, tokens, THREADS, context_kv, arrays.context_bias, live)
         launch.launch(
@@ -118,7 +120,7 @@ class DFlashProposer:
     def record_block(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:
         """[anchor, mask, ...] of each request through the draft layers; the final norm ends up in scratch.normed."""
         arrays, scratch, shape = self.arrays, self.scratch, self.arrays.shape
-        run = DraftPass(launch, arrays, scratch, state, step, key, self.k)
+        run = self._run(launch, key, state, step)
         rows, count, live = run.requests, run.count, run.live
         residual = scratch.residual[:count]
         launch.launch(
@@ -143,24 +145,26 @@ class DFlashProposer:
             launch.launch(scale_rows, count, THREADS, residual, shape.input_embedding_scale, live)
         joins = self.ops.joins if count <= self.ops.joined_rows else PlainJoins()
         qkv, projected = scratch.qkv[:count], scratch.projected[:count]
-        gate_up, activated = scratch.gate_up[:count], scratch.activated[:count]
+        activated = scratch.activated[:count]
         x = joins.first(run, arrays.layers[0].input_norm, arrays.layers[0].attention_conv)
         for index, layer in enumerate(arrays.layers):
-            launch.matmul(qkv, x, layer.qkv, live)
+            run.product(qkv, x, layer.qkv, live)
             if layer.qkv_bias is not None:
                 launch.launch(add_bias, count, THREADS, qkv, layer.qkv_bias, live)
             self.ops.attention.record(run, index, layer)
-            launch.matmul(projected, scratch.attention[:count], layer.out, live)
+            run.product(projected, scratch.attention[:count], layer.out, live)
             if layer.out_bias is not None:
                 launch.launch(add_bias, count, THREADS, projected, layer.out_bias, live)
             x = joins.next(run, 2 * index + 1, layer.attention_conv, layer.post_norm, layer.mlp_conv)
-            launch.matmul(gate_up, x, layer.gate_up, live)
-            launch.launch(swiglu, (count, -(-activated.shape[1] // THREADS)), THREADS, activated, gate_up, live)
-            launch.matmul(projected, activated, layer.down, live)
+            run.gate_up(activated, x, layer.gate_up, live)
+            run.product(projected, activated, layer.down, live)
             last = index + 1 == len(arrays.layers)
             gain = arrays.final_norm if last else arrays.layers[index + 1].input_norm
             x = joins.next(run, 2 * index + 2, layer.mlp_conv, gain, None if last else arrays.layers[index + 1].attention_conv)
 
     def record_pick(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:
         """scratch.normed -> drafts of the rows that have just committed tokens."""
-        record_pick(DraftPass(launch, self.arrays, self.scratch, state, step, key, self.k), self.ops.stripes)
+        record_pick(self._run(launch, key, state, step), self.ops.stripes)
+
+    def _run(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> DraftPass:
+        return DraftPass(launch, self.arrays, self.scratch, state, step, key, self.k, self.ops.products)

@@ -6,16 +6,17 @@ from kernels.argmax import float_order
 from kernels.lang import NEG_INF, cuda, device_function, f32, i32, kernel, u64
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_warp import lane, warp_max, warp_size
-from kernels.project import divide
+from kernels.project import ceil_div, divide
 
 MAX_TILES = 1024
 """Stretches of columns of a row: their maxima are ranked in shared memory."""
 
-MAX_CANDIDATES = 256
-"""Largest K."""
-
 _TILE = 512
 """Columns of a stretch; more where the vocabulary has more than MAX_TILES of them."""
+
+_RUN = 32
+"""Columns of a stretch that lie together; the next are a run of every other stretch away. Frequent tokens have neighbouring ids
+in most vocabularies: in stretches of one piece a few would hold nearly all that is worth a look."""
 
 _LISTED = 1024
 """Columns that may be ranked at once."""
@@ -29,15 +30,11 @@ def tiles_of(vocab_size: int) -> int:
     return min(-(-vocab_size // _TILE), MAX_TILES)
 
 
-@device_function
-def tile_width(vocab_size, tiles):
-    """Columns of a stretch."""
-    return divide(i32(vocab_size + tiles - i32(1)), tiles)
-
-
 @kernel(writes=("best",), overlap=True)
 def tile_maxima(best, logits, vocab_size, num_rows):
     """best[j, t] = the largest of logits[j] in stretch t of its first vocab_size columns, as kernels/argmax.py orders floats.
+
+    Stretch t of S holds the runs t, t + S, t + 2 S, ... of _RUN columns each.
 
     Args:
         best: int32 [J, tiles_of(vocab_size)].
@@ -50,16 +47,16 @@ def tile_maxima(best, logits, vocab_size, num_rows):
     """
     wait_for_launches()
     let_next_launch_start()
-    tiles = i32(best.shape[1])
-    width = tile_width(vocab_size, tiles)
+    tiles, runs = i32(best.shape[1]), ceil_div(vocab_size, i32(_RUN))
     warp, warps = divide(cuda.threadIdx.x, warp_size()), max(divide(cuda.blockDim.x, warp_size()), i32(1))
     row = i32(cuda.blockIdx.x)
     while row < num_rows[0]:
         tile = i32(cuda.blockIdx.y * warps + warp)
         while tile < tiles:
             largest = _NOTHING
-            for i in range(tile * width + lane(), min(i32((tile + i32(1)) * width), vocab_size), warp_size()):
-                largest = max(largest, float_order(logits[row, u64(i)]))
+            for run in range(tile, runs, tiles):
+                for i in range(run * i32(_RUN) + lane(), min(i32((run + i32(1)) * i32(_RUN)), vocab_size), warp_size()):
+                    largest = max(largest, float_order(logits[row, u64(i)]))
             largest = warp_max(largest)
             if lane() == i32(0):
                 best[row, tile] = largest
@@ -75,22 +72,21 @@ def top_candidates(ids, values, logits, best, vocab_size, num_rows):
     up, so that every id is valid and no filler wins.
 
     Args:
-        ids: int32 [J, K], K <= MAX_CANDIDATES.
+        ids: int32 [J, K].
         values: float32 [J, K].
         logits: float32 [J, V'], V' >= vocab_size.
         best: int32 [J, tiles] (`tile_maxima`).
         vocab_size: int32.
         num_rows: int32 [1], live rows.
 
-    The K stretches of the largest maxima hold all candidates, none of which is below the least of these maxima: what reaches it
-    is listed and ranked. Where that is more than the list takes (many equals, a tiny vocabulary), stretches are picked from one
-    by one, with the maximum of what is left in each.
+    No candidate is below the K-th largest of the maxima, and only stretches whose maximum reaches it hold any: what reaches it
+    there is listed and ranked. Where that is more than the list takes (many equals), the row is searched once for each pick.
 
     Launch: a block a row, whose threads share all of that. Block `j` owns row j; barriers are reached by all its threads. Safe
     under capture. Oracle: oracle_dflash.top_candidates.
     """
     tile_best = cuda.shared.array(MAX_TILES, i32)
-    chosen = cuda.shared.array(MAX_CANDIDATES, i32)
+    chosen = cuda.shared.array(MAX_TILES, i32)
     listed_order = cuda.shared.array(_LISTED, i32)
     listed_column = cuda.shared.array(_LISTED, i32)
     found = cuda.shared.array(3, i32)
@@ -98,8 +94,7 @@ def top_candidates(ids, values, logits, best, vocab_size, num_rows):
     let_next_launch_start()
     tid, threads = i32(cuda.threadIdx.x), i32(cuda.blockDim.x)
     warp, warps = divide(cuda.threadIdx.x, warp_size()), max(divide(cuda.blockDim.x, warp_size()), i32(1))
-    tiles, count = i32(best.shape[1]), i32(ids.shape[1])
-    width = tile_width(vocab_size, tiles)
+    tiles, count, runs = i32(best.shape[1]), i32(ids.shape[1]), ceil_div(vocab_size, i32(_RUN))
     for row in range(cuda.blockIdx.x, num_rows[0], cuda.gridDim.x):
         for t in range(tid, tiles, threads):
             tile_best[t] = best[row, t]
@@ -110,32 +105,31 @@ def top_candidates(ids, values, logits, best, vocab_size, num_rows):
         cuda.syncthreads()
         for t in range(tid, tiles, threads):
             mine = tile_best[t]
-            if mine > _NOTHING:
-                rank = i32(0)
-                for u in range(tiles):
-                    rank += i32(tile_best[u] > mine or (tile_best[u] == mine and u < t))
-                if rank < count:
-                    chosen[rank] = i32(t)
-                    cuda.atomic.add(found, 2, i32(1))
-                if rank == count - i32(1):
-                    found[1] = mine
+            rank = i32(0)
+            for u in range(tiles):
+                rank += i32(tile_best[u] > mine or (tile_best[u] == mine and u < t))
+            if rank == count - i32(1) and mine > _NOTHING:
+                found[1] = mine
         cuda.syncthreads()
-        least, stretches = found[1], found[2]
-        which = i32(warp)
+        least = found[1]
+        for t in range(tid, tiles, threads):
+            if tile_best[t] >= least:
+                chosen[cuda.atomic.add(found, 2, i32(1))] = i32(t)
+        cuda.syncthreads()
+        which, stretches = i32(warp), found[2]
         while which < stretches:
-            first = chosen[which] * width
-            end = min(i32(first + width), vocab_size)
-            column = i32(first + lane())
-            while column < end:  # four loads under way at once
-                second, third = i32(column + warp_size()), i32(column + i32(2) * warp_size())
-                fourth = i32(column + i32(3) * warp_size())
-                a, b = order_before(logits, row, column, end), order_before(logits, row, second, end)
-                c, d = order_before(logits, row, third, end), order_before(logits, row, fourth, end)
-                list_column(found, listed_order, listed_column, a, column, least)
-                list_column(found, listed_order, listed_column, b, second, least)
-                list_column(found, listed_order, listed_column, c, third, least)
-                list_column(found, listed_order, listed_column, d, fourth, least)
-                column = i32(column + i32(4) * warp_size())
+            run = i32(chosen[which])
+            while run < runs:  # four loads under way at once
+                for i in range(lane(), _RUN, warp_size()):
+                    first, step = i32(run * i32(_RUN) + i32(i)), i32(tiles * i32(_RUN))
+                    second, third, fourth = i32(first + step), i32(first + i32(2) * step), i32(first + i32(3) * step)
+                    a, b = order_before(logits, row, first, vocab_size), order_before(logits, row, second, vocab_size)
+                    c, d = order_before(logits, row, third, vocab_size), order_before(logits, row, fourth, vocab_size)
+                    list_column(found, listed_order, listed_column, a, first, least)
+                    list_column(found, listed_order, listed_column, b, second, least)
+                    list_column(found, listed_order, listed_column, c, third, least)
+                    list_column(found, listed_order, listed_column, d, fourth, least)
+                run += i32(4) * tiles
             which += warps
         cuda.syncthreads()
         listed = found[0]
@@ -152,7 +146,7 @@ def top_candidates(ids, values, logits, best, vocab_size, num_rows):
                 ids[row, rank] = i32(0)
                 values[row, rank] = f32(NEG_INF)
         else:
-            pick_from_stretches(ids, values, logits, row, tile_best, found, tiles, width, vocab_size)
+            search_row(ids, values, logits, row, found, vocab_size)
         cuda.syncthreads()
 
 
@@ -175,54 +169,38 @@ def list_column(found, listed_order, listed_column, order, column, least):
 
 
 @device_function
-def pick_from_stretches(ids, values, logits, row, tile_best, found, tiles, width, vocab_size):
-    """The same one by one: a pick is the first column that holds the largest maximum, and what is left in its stretch is whatever
-    is ordered behind it. Called by a whole block; `tile_best` is used up."""
+def search_row(ids, values, logits, row, found, vocab_size):
+    """The same one by one: a pick is the largest behind the last one, its first column first. Called by a whole block."""
     tid, threads = i32(cuda.threadIdx.x), i32(cuda.blockDim.x)
-    last_order = i32(2147483647)
-    last_column = i32(-1)
+    last_order, last_column = i32(2147483647), i32(-1)
     for pick in range(ids.shape[1]):
         cuda.syncthreads()
         if tid == i32(0):
             found[0] = vocab_size
             found[1] = _NOTHING
-            found[2] = tiles
         cuda.syncthreads()
         largest = _NOTHING
-        for t in range(tid, tiles, threads):
-            largest = max(largest, tile_best[t])
+        for i in range(tid, vocab_size, threads):
+            here = float_order(logits[row, u64(i)])
+            if here < last_order or (here == last_order and i > last_column):
+                largest = max(largest, here)
         cuda.atomic.max(found, 1, largest)
         cuda.syncthreads()
         order = found[1]
-        for t in range(tid, tiles, threads):
-            if tile_best[t] == order:
-                cuda.atomic.min(found, 2, i32(t))
+        behind = last_column if order == last_order else i32(-1)
+        column = vocab_size
+        for i in range(tid, vocab_size, threads):
+            if i > behind and column == vocab_size and float_order(logits[row, u64(i)]) == order:
+                column = i32(i)
+        cuda.atomic.min(found, 0, column)
         cuda.syncthreads()
         if order == _NOTHING:
             if tid == i32(0):
                 ids[row, pick] = i32(0)
                 values[row, pick] = f32(NEG_INF)
         else:
-            tile = found[2]
-            start = i32(tile * width)
-            stop = min(i32(start + width), vocab_size)
-            # Equals of the last pick stand behind it in its own stretch, or in a later one.
-            behind = last_column if order == last_order else i32(-1)
-            for i in range(start + tid, stop, threads):
-                if i > behind and float_order(logits[row, u64(i)]) == order:
-                    cuda.atomic.min(found, 0, i32(i))
-            cuda.syncthreads()
-            last_order = order
-            last_column = found[0]
-            rest = _NOTHING
-            for i in range(start + tid, stop, threads):
-                here = float_order(logits[row, u64(i)])
-                if here < order or (here == order and i > last_column):
-                    rest = max(rest, here)
+            last_order, last_column = order, found[0]
             if tid == i32(0):
                 ids[row, pick] = last_column
                 values[row, pick] = logits[row, u64(last_column)]
-                tile_best[tile] = _NOTHING
-            cuda.syncthreads()
-            cuda.atomic.max(tile_best, tile, rest)
     cuda.syncthreads()

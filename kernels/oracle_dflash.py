@@ -158,13 +158,13 @@ def scale_rows(x: Floats, factor: float, num_tokens: Integers) -> Floats:
 
 def tile_maxima(best: Integers, logits: Floats, vocab_size: int, num_rows: Integers) -> Integers:
     result, tiles = best.copy(), best.shape[1]
-    width = -(-vocab_size // tiles)
+    stretch = np.arange(vocab_size) // 32 % tiles
     for row in range(num_rows[0]):
         bits = logits[row, :vocab_size].view(np.int32).astype(np.int64)
         order = np.where(bits < 0, -(2**31) - bits, bits)
         order[np.isnan(logits[row, :vocab_size])] = -(2**31)
         for tile in range(tiles):
-            result[row, tile] = order[tile * width : (tile + 1) * width].max(initial=-(2**31))
+            result[row, tile] = order[stretch == tile].max(initial=-(2**31))
     return result
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import sys
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from graphs.key import GraphKey
@@ -71,8 +73,17 @@ def replay_microseconds(stream: Any, record: Callable[[Any], None], copies: int)
     return statistics.median(times[2:])
 
 
-def measure(engine: Engine, requests: int, prompt_tokens: int) -> list[tuple[str, float]]:
-    """(launch, microseconds) of the propose graph behind a verify step of `requests` rows."""
+@dataclass(frozen=True)
+class Row:
+    """Launches that differ by their layer alone. Microseconds of one of them by itself, the median over them."""
+
+    launch: str
+    count: int
+    microseconds: float
+
+
+def measure(engine: Engine, requests: int, prompt_tokens: int) -> list[Row]:
+    """The launches of the propose graph behind a verify step of `requests` rows; all of them one by one, and as one graph, last."""
     params = SamplingParams(max_tokens=32, ignore_eos=True)
     engine.generate([[100 + i % 400 for i in range(prompt_tokens + row)] for row in range(requests)], params)
     runner: Any = engine.runner
@@ -80,13 +91,19 @@ def measure(engine: Engine, requests: int, prompt_tokens: int) -> list[tuple[str
     key = GraphKey.propose(requests, requests * (1 + k))
     collected = Collected()
     proposer.record(collected, key, runner._state, runner._step)
-    rows = [(name, replay_microseconds(runner.compute, record, COPIES)) for name, record in collected.launches]
+    times: dict[str, list[float]] = {}
+    for name, record in collected.launches:
+        times.setdefault(re.sub(r"layers\.\d+\.", "layers.*.", name), []).append(
+            replay_microseconds(runner.compute, record, COPIES)
+        )
 
     def everything(stream: Any) -> None:
         proposer.record(stream, key, runner._state, runner._step)
 
-    rows.append(("sum of the launches by themselves", sum(time for _, time in rows)))
-    return [*rows, (f"{key}, {len(collected.launches)} launches", replay_microseconds(runner.compute, everything, 1))]
+    rows = [Row(name, len(values), statistics.median(values)) for name, values in times.items()]
+    count = len(collected.launches)
+    rows.append(Row("each launch by itself", count, sum(map(sum, times.values()))))
+    return [*rows, Row(f"{key} as one graph", count, replay_microseconds(runner.compute, everything, 1))]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -103,11 +120,11 @@ def main(argv: list[str] | None = None) -> int:
         settings = merge(settings, parse_override(pair))
     with Engine.from_config(options.config, **settings) as engine:
         rows = measure(engine, options.requests, options.prompt_tokens)
-    for name, time in rows:
-        print(f"{time:9.2f} us  {name}")
+    for row in rows:
+        print(f"{row.count:3} x {row.microseconds:8.2f} us  {row.launch}")
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
-            json.dump([{"launch": name, "microseconds": time} for name, time in rows], file, indent=1)
+            json.dump([asdict(row) for row in rows], file, indent=1)
     return 0
 
 

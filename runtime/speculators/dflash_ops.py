@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from graphs.draft_fused import FusedJoins, SplitBlockAttention
-from graphs.draft_pass import BlockAttention, Joins, PlainBlockAttention, PlainJoins
+from graphs.draft_pass import BlockAttention, Joins, PlainBlockAttention, PlainJoins, Products
 from graphs.drafter_arrays import DraftScratch
 from graphs.plain_ops import Stripes
 from graphs.propose_dflash import DraftOps
@@ -20,6 +20,12 @@ from runtime.step_buffers import StepSizes
 
 JOINED_ROWS = 64
 """Query rows up to which a join is one launch; it reads them once for each group of channels."""
+
+OWN_ROWS = 32
+"""Rows up to which a small product is our own: its weights are read once for each sixteen."""
+
+OWN_BYTES = 8 << 20
+"""Matrices up to which it is."""
 
 JOINED_WIDTH = 1024
 """Hidden size up to which it is, for the same reason."""
@@ -53,7 +59,9 @@ def build_draft_ops(
     heads_fit = spec.head_dim in (64, 128) if on_gpu else spec.head_dim <= MAX_HEAD_DIM
     if fused and queries <= CHUNK_KEYS and heads_fit and (dtype != "float32" or not on_gpu):
         attention = _split_attention(device, spec, sizes, dtype)
-    return DraftOps(joins, joined_rows, attention, stripes)
+    ours = fused and (dtype != "float32" or not on_gpu)
+    products = Products(OWN_ROWS, OWN_BYTES) if ours else Products()
+    return DraftOps(joins, joined_rows, attention, stripes, products)
 
 
 def _split_attention(device: Device, spec: DraftSpec, sizes: StepSizes, dtype: WeightDtype) -> SplitBlockAttention:
