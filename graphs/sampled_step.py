@@ -93,7 +93,7 @@ class Sampler:
             live,
         )
         picks, best = scratch.picks[:num_logits], (scratch.best_score, scratch.best_column)
-        launch.launch(pick_rows, 1, ROW_THREADS, picks, scratch.degenerate[:num_logits], *best, live)
+        launch.launch(pick_rows, num_logits, ROW_THREADS, picks, scratch.degenerate[:num_logits], *best, live)
         return picks
 
     def record_verification(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays, num_logits: int) -> None:
@@ -111,7 +111,7 @@ class Sampler:
         launch.launch(sum_stripes, (num_logits, stripes), SUM_THREADS, *sums, processed, width, inputs.num_logits)
         of_rows = (verified.log_sum, scratch.picks, scratch.degenerate, verified.uniforms)
         where = (sampling.seed, step.token_slot, step.positions, indices, scratch.local_position, inputs.num_logits)
-        launch.launch(sum_rows, 1, ROW_THREADS, *of_rows, *sums, *where)
+        launch.launch(sum_rows, num_logits, ROW_THREADS, *of_rows, *sums, *where)
         launch.launch(
             accept_drafts,
             rows,
@@ -158,7 +158,7 @@ class Sampler:
         )
         launch.launch(
             emit_drawn,
-            1,
+            rows,
             ROW_THREADS,
             step.sampled[:rows],
             step.num_sampled[:rows],

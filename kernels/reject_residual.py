@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 
 from kernels.argmax import float_order
-from kernels.lang import MAX_THREADS, NEG_INF, block_max, cuda, device_function, f32, i32, kernel
+from kernels.block_reduce import block_best, warp_of_grid, warps_of_grid
+from kernels.lang import MAX_THREADS, NEG_INF, cuda, device_function, f32, i32, kernel, u64
+from kernels.lang_warp import lane, warp_max
 from kernels.random import QUARTER, ROLE_RESIDUAL, ROLE_TOKEN, TILE, high_words, unsigned, word_of
 from kernels.reject import draft_probability
-from kernels.sample import NO_COLUMN, drawn, tile_bound
+from kernels.sample import NO_COLUMN, best_of_row, drawn, tile_bound
 
 
 @device_function
@@ -56,11 +58,11 @@ def residual_stripes(
     A residual's logits are at most those of its row, so the bounds of the row's own race hold. Its random numbers are apart from
     those of tokens that come from p.
 
-    Launch: grid (R, S), threads over the columns of a tile (QUARTER). A block owns its stripes; barriers are reached by all its
-    threads. Capture safe. Oracle: oracle_sampling.residual_logits, then race_stripes of it.
+    Launch: grid (R, S), whole warps over the columns of a tile. A block owns its stripes; barriers are reached by all its threads.
+    Capture safe. Oracle: oracle_sampling.residual_logits, then race_stripes of it.
     """
-    scratch = cuda.shared.array(MAX_THREADS, f32)
-    winner = cuda.shared.array(1, i32)
+    values = cuda.shared.array(MAX_THREADS, f32)
+    columns = cuda.shared.array(MAX_THREADS, i32)
     vocab_size = i32(processed.shape[1])
     tiles = i32((vocab_size + i32(TILE - 1)) // i32(TILE))
     first, step = i32(cuda.threadIdx.x), i32(cuda.blockDim.x)
@@ -79,38 +81,39 @@ def residual_stripes(
         k0, k1 = unsigned(seed[slot, 0]), unsigned(seed[slot, 1])
         position = unsigned(positions[at] + i32(1))
         for stripe in range(cuda.blockIdx.y, best_score.shape[0], cuda.gridDim.y):
-            value = NEG_INF
+            value, bar = NEG_INF, NEG_INF
             chosen = NO_COLUMN
             begin = i32(stripe) * tiles_per_stripe
             for tile in range(begin, min(begin + tiles_per_stripe, tiles) if live else begin):
-                bound = tile_bound(processed, row, i32(tile), first, step, vocab_size, noisy, position, role, k0, k1)
-                if bound > float_order(value):
-                    for n in range(first, min(i32(QUARTER), vocab_size - i32(tile) * i32(TILE)), step):
-                        call = i32(tile) * i32(QUARTER) + i32(n)
-                        highs = high_words(call, position, role, k0, k1)
-                        for which in range(4):
-                            column = i32(tile) * i32(TILE) + i32(which) * i32(QUARTER) + i32(n)
-                            if column < vocab_size:
-                                score = processed[row, column]
-                                if rejected:
-                                    q = draft_probability(draft_ids, draft_probs, slot, accepted, column)
-                                    score = residual_logit(score, log_sum[row], scale[request], q)
-                                if noisy:
-                                    score = drawn(score, value, word_of(highs, which), call, which, position, role, k0, k1)
-                                if score > value or (score == value and column < chosen and score > NEG_INF):
-                                    value = score
-                                    chosen = column
-            largest = block_max(value, scratch)
-            if cuda.threadIdx.x == 0:
-                winner[0] = NO_COLUMN
-            cuda.syncthreads()
-            if value == largest and value > NEG_INF:
-                cuda.atomic.min(winner, 0, chosen)
-            cuda.syncthreads()
+                tile = i32(tile)
+                bound = tile_bound(processed, row, tile, first, step, vocab_size, noisy, position, role, k0, k1)
+                top = warp_max(bound)
+                if top > float_order(bar):
+                    for turn in range(2):
+                        mine = bound == top if turn == 0 else bound != top and bound > float_order(bar)
+                        # A thread without a column in the tile has the lowest bound of all.
+                        count = min(i32(QUARTER), vocab_size - tile * i32(TILE)) if mine else i32(0)
+                        for n in range(first, count, step):
+                            call = tile * i32(QUARTER) + i32(n)
+                            highs = high_words(call, position, role, k0, k1)
+                            for which in range(4):
+                                column = tile * i32(TILE) + i32(which) * i32(QUARTER) + i32(n)
+                                if column < vocab_size:
+                                    score = processed[row, u64(column)]
+                                    if rejected:
+                                        q = draft_probability(draft_ids, draft_probs, slot, accepted, column)
+                                        score = residual_logit(score, log_sum[row], scale[request], q)
+                                    if noisy:
+                                        high = word_of(highs, which)
+                                        score = drawn(score, max(bar, value), high, call, which, position, role, k0, k1)
+                                    if score > value or (score == value and column < chosen and score > NEG_INF):
+                                        value = score
+                                        chosen = column
+                        bar = warp_max(value)
+            largest, lowest = block_best(value, chosen, values, columns)
             if cuda.threadIdx.x == 0:
                 best_score[stripe, request] = largest
-                best_column[stripe, request] = winner[0]
-            cuda.syncthreads()
+                best_column[stripe, request] = lowest
 
 
 @kernel(writes=("sampled", "num_sampled"))
@@ -124,22 +127,19 @@ def emit_drawn(
     row_argmax int32 [J]: stands in where a residual has nothing left, which is rounding, or the row has nothing at all
     input_ids int32 [T];  logits_indices int32 [J];  cu_num_logits int32 [R + 1];  num_requests int32 [1]
 
-    Launch: a thread a request, any grid and block. No barrier. Capture safe. Oracle: oracle_sampling.emit_drawn.
+    Launch: a warp a request (grid R, block 32), any grid of whole warps. No barrier. Capture safe. Oracle:
+    oracle_sampling.emit_drawn.
     """
     width = i32(sampled.shape[1])
-    for request in range(cuda.grid(1), num_requests[0], cuda.gridsize(1)):
+    for request in range(warp_of_grid(), num_requests[0], warps_of_grid()):
         base = i32(cu_num_logits[request])
         accepted = min(i32(num_accepted[request]), width - i32(1))
-        for i in range(accepted):
-            sampled[request, i] = input_ids[logits_indices[base + i32(i) + i32(1)]]
-        if accepted >= i32(0):
-            value = NEG_INF
-            token = row_argmax[base + accepted]
-            for stripe in range(best_score.shape[0]):
-                if best_score[stripe, request] > value:
-                    value = best_score[stripe, request]
-                    token = best_column[stripe, request]
-            sampled[request, accepted] = token
-        for i in range(accepted + i32(1), width):
-            sampled[request, i] = i32(-1)
-        num_sampled[request] = accepted + i32(1)
+        _, token = best_of_row(best_score, best_column, request)
+        if lane() == i32(0):
+            for i in range(accepted):
+                sampled[request, i] = input_ids[logits_indices[base + i32(i) + i32(1)]]
+            if accepted >= i32(0):
+                sampled[request, accepted] = row_argmax[base + accepted] if token == NO_COLUMN else token
+            for i in range(accepted + i32(1), width):
+                sampled[request, i] = i32(-1)
+            num_sampled[request] = accepted + i32(1)

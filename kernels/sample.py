@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from kernels.argmax import float_order
-from kernels.lang import MAX_THREADS, NEG_INF, block_max, cuda, device_function, f32, i32, kernel, u64
+from kernels.block_reduce import block_best, warp_of_grid, warps_of_grid
+from kernels.lang import MAX_THREADS, NEG_INF, cuda, device_function, f32, i32, kernel, u64
+from kernels.lang_warp import lane, warp_max, warp_size
 from kernels.random import (
     QUARTER,
     ROLE_TOKEN,
@@ -65,6 +67,26 @@ def drawn(logit, value, high, call, which, position, role, k0, k1):
     return score
 
 
+@device_function
+def race_columns(processed, row, tile, first, step, vocab_size, noisy, position, role, k0, k1, bar, value, chosen):
+    """(value, chosen): the best score so far and its column, behind this thread's columns of a tile. What stays below `bar` is not
+    computed."""
+    start = i32(tile * i32(TILE))
+    for n in range(first, min(i32(QUARTER), vocab_size - start), step):
+        call = tile * i32(QUARTER) + i32(n)
+        highs = high_words(call, position, role, k0, k1)
+        for which in range(4):
+            column = start + i32(which) * i32(QUARTER) + i32(n)
+            if column < vocab_size:
+                score = processed[row, u64(column)]
+                if noisy:
+                    score = drawn(score, max(bar, value), word_of(highs, which), call, which, position, role, k0, k1)
+                if score > value or (score == value and column < chosen and score > NEG_INF):
+                    value = score
+                    chosen = column
+    return value, chosen
+
+
 @kernel(writes=("best_score", "best_column"))
 def race_stripes(
     best_score, best_column, processed, temperature, seed, token_slot, positions, logits_indices, tiles_per_stripe, num_rows
@@ -79,12 +101,12 @@ def race_stripes(
     The noise of a column depends on the seed of the row's request, the position of the token that is drawn (one behind that of the
     row) and the column: kernels/random.py.
 
-    Launch: grid (J, S), threads over the columns of a tile: QUARTER of them suit a GPU. A thread bounds the scores of its columns
-    in a tile and computes them only where the bound passes its best. A block owns its stripes; barriers are reached by all its
-    threads. Capture safe. Oracle: oracle_sampling.race_stripes.
+    Launch: grid (J, S), whole warps over the columns of a tile. Each thread bounds the scores of its columns in a tile; then the
+    thread of a warp with the highest bound computes its own, and whoever still may beat that computes his. A block owns its
+    stripes; barriers are reached by all its threads. Capture safe. Oracle: oracle_sampling.race_stripes.
     """
-    scratch = cuda.shared.array(MAX_THREADS, f32)
-    winner = cuda.shared.array(1, i32)
+    values = cuda.shared.array(MAX_THREADS, f32)
+    columns = cuda.shared.array(MAX_THREADS, i32)
     vocab_size = i32(processed.shape[1])
     stripes = i32(best_score.shape[0])
     tiles = i32((vocab_size + i32(TILE - 1)) // i32(TILE))
@@ -96,35 +118,40 @@ def race_stripes(
         k0, k1 = unsigned(seed[max(slot, i32(0)), 0]), unsigned(seed[max(slot, i32(0)), 1])
         position, role = unsigned(positions[at] + i32(1)), unsigned(i32(ROLE_TOKEN))
         for stripe in range(cuda.blockIdx.y, stripes, cuda.gridDim.y):
-            value = NEG_INF
+            value, bar = NEG_INF, NEG_INF
             chosen = NO_COLUMN
             begin = i32(stripe) * tiles_per_stripe
             for tile in range(begin, min(begin + tiles_per_stripe, tiles)):
-                bound = tile_bound(processed, row, i32(tile), first, step, vocab_size, noisy, position, role, k0, k1)
-                if bound > float_order(value):
-                    for n in range(first, min(i32(QUARTER), vocab_size - i32(tile) * i32(TILE)), step):
-                        call = i32(tile) * i32(QUARTER) + i32(n)
-                        highs = high_words(call, position, role, k0, k1)
-                        for which in range(4):
-                            column = i32(tile) * i32(TILE) + i32(which) * i32(QUARTER) + i32(n)
-                            if column < vocab_size:
-                                score = processed[row, column]
-                                if noisy:
-                                    score = drawn(score, value, word_of(highs, which), call, which, position, role, k0, k1)
-                                if score > value or (score == value and column < chosen and score > NEG_INF):
-                                    value = score
-                                    chosen = column
-            largest = block_max(value, scratch)
-            if cuda.threadIdx.x == 0:
-                winner[0] = NO_COLUMN
-            cuda.syncthreads()
-            if value == largest and value > NEG_INF:
-                cuda.atomic.min(winner, 0, chosen)
-            cuda.syncthreads()
+                tile = i32(tile)
+                bound = tile_bound(processed, row, tile, first, step, vocab_size, noisy, position, role, k0, k1)
+                top = warp_max(bound)
+                if top > float_order(bar):
+                    for turn in range(2):
+                        mine = bound == top if turn == 0 else bound != top and bound > float_order(bar)
+                        if mine:
+                            value, chosen = race_columns(
+                                processed, row, tile, first, step, vocab_size, noisy, position, role, k0, k1, bar, value, chosen
+                            )
+                        bar = warp_max(value)
+            largest, lowest = block_best(value, chosen, values, columns)
             if cuda.threadIdx.x == 0:
                 best_score[stripe, row] = largest
-                best_column[stripe, row] = winner[0]
-            cuda.syncthreads()
+                best_column[stripe, row] = lowest
+
+
+@device_function
+def best_of_row(best_score, best_column, row):
+    """(score, column) of the best stripe of a row, found by a warp together, the lowest column on a tie; NO_COLUMN for a row of
+    nothing."""
+    value = NEG_INF
+    column = NO_COLUMN
+    for stripe in range(lane(), best_score.shape[0], warp_size()):
+        if best_score[stripe, row] > value:
+            value = best_score[stripe, row]
+            column = best_column[stripe, row]
+    largest = warp_max(value)
+    lowest = i32(-warp_max(i32(-column) if value == largest else i32(-NO_COLUMN)))
+    return largest, lowest
 
 
 @kernel(writes=("picks", "degenerate"))
@@ -135,15 +162,11 @@ def pick_rows(picks, degenerate, best_score, best_column, num_rows):
     degenerate int32 [J] out: 1 for such a row (all NaN or -inf), else 0.
     best_score float32 [S, J], best_column int32 [S, J] of `race_stripes`.   num_rows int32 [1] live rows.
 
-    Launch: a thread a row, any grid and block. No barrier. Capture safe. Oracle: oracle_sampling.pick_rows.
+    Launch: a warp a row (grid J, block 32), any grid of whole warps. No barrier. Capture safe. Oracle: oracle_sampling.pick_rows.
     """
-    for row in range(cuda.grid(1), num_rows[0], cuda.gridsize(1)):
-        value = NEG_INF
-        column = NO_COLUMN
-        for stripe in range(best_score.shape[0]):
-            if best_score[stripe, row] > value:
-                value = best_score[stripe, row]
-                column = best_column[stripe, row]
-        nothing = column == NO_COLUMN
-        picks[row] = i32(0) if nothing else column
-        degenerate[row] = i32(1) if nothing else i32(0)
+    for row in range(warp_of_grid(), num_rows[0], warps_of_grid()):
+        _, column = best_of_row(best_score, best_column, row)
+        if lane() == i32(0):
+            nothing = column == NO_COLUMN
+            picks[row] = i32(0) if nothing else column
+            degenerate[row] = i32(1) if nothing else i32(0)
