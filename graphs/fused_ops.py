@@ -1,8 +1,8 @@
 """The fused set of operations: a decoder block in six launches, norms and residual additions inside the products.
 
 For few rows: a product reads its weights once for every sixteen. The order in which a row's numbers are added up is fixed by the
-model's shape alone (kernels/tile.py, kernels/attend.py), so what a row yields never depends on the batch: recorded for every step,
-this set is `numerics: batch_invariant`.
+model's shape alone (kernels/tile.py, kernels/attend_step.py), so what a row yields never depends on the batch: recorded for every
+step, this set is `numerics: batch_invariant`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from graphs.arrays import DecoderShape, LayerArrays
 from graphs.launch import Array
 from graphs.ops import AttentionOps, ForwardPass
 from graphs.plain_ops import Stripes, norm_threads, record_argmax
-from kernels.attend import MAX_HEAD_DIM
+from kernels.attend_step import MAX_HEAD_DIM
 from kernels.bias import add_bias
 from kernels.head import best_of_stripes, gather_norm, project_argmax
 from kernels.project import embed_squares, norm_gate_up, norm_project, project_residual
@@ -84,11 +84,11 @@ def stripes_of(vocab_size: int) -> int:
 def why_not_fused(shape: DecoderShape, dtype: np.dtype[np.generic]) -> str | None:
     """Why a model of this shape and type has no fused operations, or None. float32 takes almost any shape, slowly on a GPU."""
     if shape.head_dim > MAX_HEAD_DIM:
-        return f"head_dim = {shape.head_dim}: split attention takes {MAX_HEAD_DIM} at most"
+        return f"head_dim = {shape.head_dim}: attention takes {MAX_HEAD_DIM} at most"
     if dtype == np.float32:
         return None
     if shape.head_dim not in (64, 128):
-        return f"head_dim = {shape.head_dim}: split attention takes 64 or 128 in 16 bits"
+        return f"head_dim = {shape.head_dim}: attention takes 64 or 128 in 16 bits"
     widths = {"hidden_size": shape.hidden_size, "intermediate_size": shape.intermediate_size}
     for name, width in widths.items():
         if width % 8:

@@ -1,17 +1,24 @@
-"""Attention over 16-bit paged keys on tensor cores: a decode or verify step in one launch from the projection on, larger ones in two."""
+"""Attention over paged keys from the projection on: a decode or verify step in one launch, larger ones in two."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graphs.arrays import LayerArrays
 from graphs.launch import Array
 from graphs.ops import ForwardPass
 from kernels.attend import attend_rows
-from kernels.attend_step import PAIRS, WARPS, attend_step, norm_attend_step
+from kernels.attend_step import CLUSTER, PAIRS, WARPS, attend_step, norm_attend_step
 from kernels.rotate import norm_rotate_store, rotate_store
 
 THREADS = 32 * WARPS
+
+_BLOCKS = 264
+"""Blocks that a step is laid out for: two on each multiprocessor of an H200. Smaller clusters where there would be more."""
+
+_CLUSTERS = (CLUSTER, CLUSTER // 2, CLUSTER // 4)
+_PLAIN = {size: replace(attend_step, cluster=size) for size in _CLUSTERS}
+_NORMED = {size: replace(norm_attend_step, cluster=size) for size in _CLUSTERS}
 
 FEW_ROWS = 128
 """Rows of a step up to which it is one launch: each tile of pairs rotates the keys of its request's earlier rows anew."""
@@ -22,11 +29,17 @@ def pair_tiles(rows: int, num_heads: int, num_kv_heads: int) -> int:
     return -(-rows * (num_heads // num_kv_heads) // PAIRS)
 
 
+def cluster_blocks(tiles: int) -> int:
+    """Blocks that share the keys of each of so many tiles of pairs."""
+    return next((size for size in _CLUSTERS if size * tiles <= _BLOCKS), _CLUSTERS[-1])
+
+
 @dataclass(frozen=True)
 class StepAttention:
     """Attributes:
     query: [T, nh hd], of the cache's type: rotated queries of a larger step; scratch.
-    batch_invariant: larger steps add up as the others do (kernels/attend_step.py), at the price of speed.
+    batch_invariant: every step has clusters of one size, which decides the order of its sums, and larger steps add up as the
+        others do (kernels/attend_step.py), at the price of speed.
     """
 
     query: Array
@@ -62,12 +75,13 @@ class StepAttention:
         where = (run.model.rope_table, *places, inputs.idx_mapping, inputs.query_start_loc, heads)
         rows = -(-tokens // run.most_requests)  # of each request where all have as many; a request with more takes longer
         scale, grid = float(shape.head_dim) ** -0.5, (pair_tiles(rows, heads, kv_heads), kv_heads, run.most_requests)
+        size = CLUSTER if self.batch_invariant else cluster_blocks(grid[0] * grid[1] * grid[2])
         if layer.q_norm is not None and layer.k_norm is not None:
             gains, eps = (layer.q_norm, layer.k_norm), shape.rms_norm_eps
             last = (eps, scale, int(stored), inputs.num_requests)
-            run.launch.launch(norm_attend_step, grid, THREADS, *arrays, *gains, *where, *last)
+            run.launch.launch(_NORMED[size], grid, THREADS, *arrays, *gains, *where, *last)
         else:
-            run.launch.launch(attend_step, grid, THREADS, *arrays, *where, scale, int(stored), inputs.num_requests)
+            run.launch.launch(_PLAIN[size], grid, THREADS, *arrays, *where, scale, int(stored), inputs.num_requests)
 
     def _rows(self, run: ForwardPass, layer: LayerArrays) -> None:
         shape, tokens, inputs = run.model.shape, run.num_tokens, run.step.inputs

@@ -47,7 +47,7 @@ def sum_byte(head_dim, p, d):
     """Where a warp's part of the ring holds the sum of pair p in dim d."""
     chunk = i32(((p >> i32(3)) * (head_dim >> i32(6)) + (d >> i32(6))) * i32(4) + ((d & i32(15)) >> i32(2)))
     spot = i32((p & i32(7)) * i32(64) + ((d & i32(63)) >> i32(4)) * i32(16) + (chunk & i32(3)) * i32(32))
-    return u32(chunk * i32(512) + (spot & i32(511)) + (d & i32(3)) * i32(4))
+    return i32(chunk * i32(512) + (spot & i32(511)) + (d & i32(3)) * i32(4))
 
 
 @device_function
@@ -63,7 +63,7 @@ def fold(out, base, stat_base, token, group, share, kv_head, head_dim, first_pai
     rank = i32(u32(whose) // u32(warps))
     local = i32(whose - rank * warps)
     area, stat = (
-        cluster_address(u32(base + u32(local * i32(PART_BYTES))), rank),
+        i32(cluster_address(u32(base + u32(local * i32(PART_BYTES))), rank)),
         cluster_address(u32(stat_base + u32(local * i32(STAT_BYTES))), rank),
     )
     unit = i32(place)
@@ -90,7 +90,10 @@ def fold(out, base, stat_base, token, group, share, kv_head, head_dim, first_pai
 @device_function
 def fold_four(value, area, weight, byte, j, active):
     """Four more warps' sums, weighed; a lane beyond the last has weight 0."""
-    a, b = read_cluster(u32(warp_broadcast(area, j) + byte)), read_cluster(u32(warp_broadcast(area, i32(j + i32(1))) + byte))
+    a, b = (
+        read_cluster(u32(warp_broadcast(area, j) + byte)),
+        read_cluster(u32(warp_broadcast(area, i32(j + i32(1))) + byte)),
+    )
     c, d = (
         read_cluster(u32(warp_broadcast(area, i32(j + i32(2))) + byte)),
         read_cluster(u32(warp_broadcast(area, i32(j + i32(3))) + byte)),

@@ -221,7 +221,7 @@ def attend_step(
         qkv: [T, (nh + 2 nkv) * hd], any storage type, bias included.
         table: float32 [L, hd], cos | sin (kernels/rope.py).
         block_tables: int32 [N, B]; an entry below 0 is read as block 0 (its row is thrown away).
-        positions: int32 [T], in [0, L), ascending within a request.
+        positions: int32 [T], in [0, L), consecutive within a request; the last may repeat (kernels/prepare.py).
         slot_mapping: int32 [T], block * block_size + offset, or -1: nothing is stored.
         idx_mapping: int32 [R], slot of a request.
         query_start_loc: int32 [R + 1], rows of request r: query_start_loc[r] .. query_start_loc[r + 1].

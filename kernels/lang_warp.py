@@ -32,9 +32,9 @@ def primitive(on_gpu: Callable[..., Callable[..., Any] | None]) -> Callable[[_F]
     """
 
     def declare(source: _F) -> _F:
-        cpu_extending.overload(source, strict=False, jit_options={"fastmath": {"reassoc", "contract", "arcp", "nsz"}})(
-            lambda *types: source
-        )
+        # Of the CPU alone: else it would stand in, silently, where the GPU's form does not take the types.
+        options = {"fastmath": {"reassoc", "contract", "arcp", "nsz"}}
+        cpu_extending.overload(source, strict=False, target="cpu", jit_options=options)(lambda *types: source)
         if not SIMULATED:
             gpu_extending.overload(source, strict=False)(lambda *types: on_gpu(*types) or source)
         return source
@@ -98,7 +98,7 @@ def _gpu_warp_broadcast(value, source):
 
 @primitive(lambda value, source: _gpu_warp_broadcast)
 def warp_broadcast(value, source):
-    """The value that lane `source` (int32, the same in every lane) holds; every lane must call it."""
+    """The value, int32 or float32, that lane `source` (int32, the same in every lane) holds; every lane must call it."""
     return value
 
 

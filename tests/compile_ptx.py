@@ -1,4 +1,4 @@
-"""Compile every kernel to PTX on a machine without a CUDA driver: `python -m tests.compile_ptx` prints JSON.
+"""Compile every kernel to PTX on a machine without a CUDA driver: `python -m tests.compile_ptx [NAME...]` prints JSON.
 
 A process of its own, because Numba must not have been imported as the simulator. It needs libnvvm and libdevice alone (the
 extra `ptx`, or either of cu12 and cu13). On the way numba-cuda asks for a device and for NVRTC, only to learn which
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,12 +51,13 @@ def compile_types(kernel: Kernel, types: tuple[Any, ...]) -> dict[str, str]:
 
 
 def main() -> None:
-    """Print one JSON object, by kernel name and storage type."""
+    """Print one JSON object, by kernel name and storage type, of the kernels named on the command line, or of all."""
     device = SimpleNamespace(compute_capability=SM_90)
     compiler.get_current_device = dispatcher.get_current_device = cuda.get_current_device = lambda: device
     nvrtc.get_supported_ccs = lambda: [SM_90]
     cuda_paths._get_nvrtc_path = lambda: None
-    print(json.dumps({kernel.name: compile_kernel(kernel) for kernel in kernels_of_folder()}))
+    names = sys.argv[1:]
+    print(json.dumps({kernel.name: compile_kernel(kernel) for kernel in kernels_of_folder() if not names or kernel.name in names}))
 
 
 if __name__ == "__main__":

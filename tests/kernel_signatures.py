@@ -31,7 +31,6 @@ SIGNATURES: dict[str, str] = {
     "project_residual": "f2 s2 f2 s2 s2 f1 i i i1",
     "rotate_store": "s2 s4 s4 f2 f2 i1 i1 i i1",
     "norm_rotate_store": "s2 s4 s4 f2 f1 f1 f2 i1 i1 i f i1",
-    "attend": "s2 f4 f4 i3 s2 s4 s4 i2 i1 i1 i1 i f i1",
     "attend_step": "s2 s4 s4 f2 f2 i2 i1 i1 i1 i1 i f i i1",
     "norm_attend_step": "s2 s4 s4 f2 f1 f1 f2 i2 i1 i1 i1 i1 i f f i i1",
     "attend_rows": "s2 s2 s4 s4 i2 i1 i1 i1 i f i1",

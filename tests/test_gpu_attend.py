@@ -16,18 +16,18 @@ NUMPY = {"bfloat16": "uint16", "float16": "float16"}
 
 
 @pytest.mark.parametrize(
-    ("storage", "normed", "head_dim", "block_size", "before", "rows", "group"),
+    ("storage", "normed", "head_dim", "block_size", "before", "rows", "group", "warps", "blocks"),
     [
-        ("bfloat16", False, 64, 16, 0, 1, 3),
-        ("float16", True, 64, 16, 15, 2, 10),
-        ("bfloat16", True, 128, 16, 37, 1, 4),
-        ("float16", False, 128, 12, 30, 5, 4),
-        ("bfloat16", True, 64, 32, 13, 8, 2),
+        ("bfloat16", False, 64, 16, 0, 1, 3, 1, 1),
+        ("float16", True, 64, 16, 15, 2, 10, 1, 1),
+        ("bfloat16", True, 128, 16, 37, 1, 4, 1, 1),
+        ("float16", False, 128, 12, 30, 5, 4, 2, 1),
+        ("bfloat16", True, 64, 32, 45, 8, 2, 1, 2),
     ],
     ids=str,
 )
 def test_a_step_of_attention(
-    storage: str, normed: bool, head_dim: int, block_size: int, before: int, rows: int, group: int
+    storage: str, normed: bool, head_dim: int, block_size: int, before: int, rows: int, group: int, warps: int, blocks: int
 ) -> None:
     """A block of one warp goes over all tiles of one request, and nothing of another. Cells of this step hold NaN before it."""
     kv_heads, eps, token, pages = 2, 1e-5, 2, -(-(before + rows) // block_size)
@@ -67,7 +67,7 @@ def test_a_step_of_attention(
     kernel = oracle_attend.norm_attend_step if normed else oracle_attend.attend_step
     expected = kernel(**{name: arg for name, arg in wide.items() if normed or name not in {"q_gain", "k_gain", "eps"}})
 
-    warp = Warp()
+    warp = Warp(warps, blocks)
     parts: dict[str, Any] = {}
     for name in ("attend_pages_gpu", "attend_heads_gpu", "attend_fold_gpu", "attend_keys_gpu", "attend_step_gpu"):
         parts[name] = gpu_module(name, warp, **parts)

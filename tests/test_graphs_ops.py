@@ -13,7 +13,7 @@ from graphs.arrays import DecoderShape
 from graphs.fused_ops import FusedOps, Layout, stripes_of, why_not_fused
 from graphs.ops import OpTable
 from graphs.plain_ops import PagedAttention, PlainOps
-from graphs.split_attention import split_warps
+from graphs.step_attention import cluster_blocks, pair_tiles
 from graphs.transformer import DecoderTarget
 from runtime.engine import Engine
 from runtime.errors import ConfigError
@@ -179,8 +179,10 @@ def test_one_set_records_every_step_of_its_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "requests", "num_heads", "num_kv_heads", "expected"),
-    [(1, 1, 9, 3, 4), (8, 1, 9, 3, 8), (8, 1, 32, 8, 8), (8, 8, 9, 3, 8), (8, 8, 32, 8, 4), (64, 8, 32, 8, 4)],
+    ("rows", "requests", "num_heads", "num_kv_heads", "expected"),
+    [(1, 1, 9, 3, 8), (1, 8, 9, 3, 8), (8, 8, 9, 3, 4), (1, 1, 32, 8, 8), (1, 8, 32, 8, 4), (8, 8, 32, 8, 2), (8, 64, 32, 8, 2)],
 )
-def test_warps_of_split_attention(tokens: int, requests: int, num_heads: int, num_kv_heads: int, expected: int) -> None:
-    assert split_warps(tokens, requests, num_heads, num_kv_heads) == expected
+def test_clusters_grow_smaller_where_there_are_many(
+    rows: int, requests: int, num_heads: int, num_kv_heads: int, expected: int
+) -> None:
+    assert cluster_blocks(pair_tiles(rows, num_heads, num_kv_heads) * num_kv_heads * requests) == expected

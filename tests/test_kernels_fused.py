@@ -9,8 +9,7 @@ import pytest
 
 from graphs.launch import Grid
 from kernels import oracle_fused as oracle
-from kernels.attend import CHUNK_KEYS, attend, attend_rows
-from kernels.attend_tile import PAIRS
+from kernels.attend import attend_rows
 from kernels.head import best_of_stripes, gather_norm, project_argmax
 from kernels.lang import MAX_THREADS, SIMULATED, Kernel
 from kernels.project import embed_squares, norm_gate_up, norm_project, project_residual
@@ -225,12 +224,8 @@ def attend_case(
         seen, behind = divmod(length, block_size)
         if behind:  # entries of the last block that were never written
             k_cache[TABLES[slot, seen], behind:], v_cache[TABLES[slot, seen], behind:] = np.nan, np.nan
-    chunks = -(-4 * block_size // CHUNK_KEYS)
     return {
         "out": out_of(storage, rows + 1, num_heads * head_dim),
-        "totals": np.full((chunks, rows + 1, num_heads, head_dim), np.nan, np.float32),
-        "stats": np.full((chunks, rows + 1, num_heads, 2), np.nan, np.float32),
-        "arrivals": np.zeros((3, num_kv_heads, -(-rows * (num_heads // num_kv_heads) // PAIRS)), np.int32),
         "query": stored(poisoned(floats(44, rows + 1, num_heads * head_dim), rows), storage),
         "k_cache": stored(k_cache, storage),
         "v_cache": stored(v_cache, storage),
@@ -248,42 +243,6 @@ def expected_attention(args: dict[str, Any]) -> np.ndarray:
     names = ("out", "query", "k_cache", "v_cache", "block_tables", "positions", "idx_mapping", "query_start_loc")
     wide = wide_args(args)
     return oracle.attend(*(wide[name] for name in names), args["num_heads"], args["scale"], args["num_requests"])
-
-
-@warps(((2, 2, 2), 3), ((1, 1, 3), 10))
-@STORAGE
-@pytest.mark.parametrize(
-    ("starts", "lengths"), [([0, 1, 2], [5, 1]), ([0, 3, 4], [11, 9]), ([0, 7, 7], [12, 0])], ids=["decode", "verify", "empty"]
-)
-@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim", "block_size"), [(3, 1, 4, 3), (4, 2, 6, 4)], ids=str)
-def test_attend(
-    launch: Launch,
-    storage: str,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    block_size: int,
-    starts: list[int],
-    lengths: list[int],
-) -> None:
-    if launch.executor == "cuda":
-        head_dim = 64  # what the 16-bit form takes
-    args = attend_case(storage, num_heads, num_kv_heads, head_dim, block_size, starts, lengths)
-    expected = {"out": expected_attention(args), "arrivals": args["arrivals"]}
-    check(launch, attend, args, expected, storage)
-
-
-@warps(((3, 1, 2), 16))
-@STORAGE
-@pytest.mark.parametrize("length", [127, 128, 129, 300])
-def test_attend_across_chunks(launch: Launch, storage: str, length: int) -> None:
-    """The verify rows of a request straddle a chunk; more than 16 pairs; a head of more than one slab."""
-    if launch.executor == "simulator" and (storage, length) not in {("bfloat16", 129), ("float32", 300)}:
-        pytest.skip("seconds each in the simulator: two stand for all")
-    head_dim = {"cuda": 128, "cpu": 66, "simulator": 4}[launch.executor]
-    args = attend_case(storage, 8, 2, head_dim, 100, [0, 5, 6], [length, max(length - 130, 1)])
-    expected = {"out": expected_attention(args), "arrivals": args["arrivals"]}
-    check(launch, attend, args, expected, storage)
 
 
 def rows_args(args: dict[str, Any]) -> dict[str, Any]:
@@ -312,20 +271,6 @@ def test_attend_rows_across_chunks(launch: Launch, storage: str) -> None:
     args["query"][:6, ::head_dim] = stored(np.ones(1, np.float32), storage)[0]
     finite = {name: stored(np.nan_to_num(widened(args[name])), storage) for name in ("k_cache", "v_cache")}
     check(launch, attend_rows, rows_args(args | finite), {"out": expected_attention(args | finite)}, storage)
-
-
-@STORAGE
-def test_attend_of_a_row_does_not_depend_on_its_company(storage: str) -> None:
-    """Bit for bit: the last row of a verify step of 6 is the row of a decode step at its position, also across a chunk."""
-    launch = Launch("cpu")
-    many = attend_case(storage, 4, 2, 64, 100, [0, 6, 9], [131, 260])
-    launch.run(attend, *(many[name] for name in attend.params))
-    for row, length in ((0, 126), (2, 128), (3, 129), (5, 131)):
-        alone = attend_case(storage, 4, 2, 64, 100, [0, 1], [length])
-        alone["k_cache"], alone["v_cache"] = many["k_cache"], many["v_cache"]
-        alone["query"][0] = many["query"][row]
-        launch.run(attend, *(alone[name] for name in attend.params))
-        assert alone["out"][0].tobytes() == many["out"][row].tobytes()
 
 
 @LAUNCHES

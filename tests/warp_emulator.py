@@ -25,17 +25,36 @@ Words = tuple[np.uint32, ...]
 LANES = 32
 
 
-class Warp:
-    """One warp. Every thread must call each collective instruction the same number of times, as on the hardware."""
+class _Team:
+    """What the lanes of one warp share."""
 
     def __init__(self) -> None:
+        self.barrier = threading.Barrier(LANES, timeout=60)
+        self.offered: list[Any] = [None] * LANES
+        self.result = np.zeros((16, 8), np.float32)
+
+
+class Warp:
+    """One warp, or `warps` in each of `blocks` blocks of a cluster. Every thread must call each collective instruction the same
+    number of times, as on the hardware."""
+
+    def __init__(self, warps: int = 1, blocks: int = 1) -> None:
         self._local = threading.local()
-        self._barrier = threading.Barrier(LANES, timeout=20)
-        self._offered: list[Any] = [None] * LANES
-        self._memory: dict[int, np.ndarray] = {}  # shared, by 16 bytes
-        self._result = np.zeros((16, 8), np.float32)
+        self._teams = [_Team() for _ in range(warps * blocks)]
+        self._warps, self._blocks = warps, blocks
+        self._block_barriers = [threading.Barrier(LANES * warps, timeout=60) for _ in range(blocks)]
+        self._cluster_barrier = threading.Barrier(LANES * warps * blocks, timeout=60)
+        self._memories: list[dict[int, np.ndarray]] = [{} for _ in range(blocks)]  # shared, by 16 bytes
         self.products = 0
         self.copies = 0
+
+    @property
+    def _memory(self) -> dict[int, np.ndarray]:
+        return self._memories[self._local.block]
+
+    @property
+    def _team(self) -> _Team:
+        return self._teams[self._local.block * self._warps + self._local.warp]
 
     def lane(self) -> np.int32:
         return np.int32(self._local.lane)
@@ -44,15 +63,18 @@ class Warp:
         """Call `function` from every lane, and wait for them. Raises the first error of a lane."""
         errors: list[BaseException] = []
 
-        def body(lane: int) -> None:
-            self._local.lane, self._local.pending, self._local.groups = lane, [], []
+        def body(thread: int) -> None:
+            warp, self._local.lane = divmod(thread, LANES)
+            self._local.block, self._local.warp = divmod(warp, self._warps)
+            self._local.pending, self._local.groups = [], []
             try:
                 function(*args)
             except BaseException as error:
                 errors.append(error)
-                self._barrier.abort()
+                for barrier in (*(team.barrier for team in self._teams), *self._block_barriers, self._cluster_barrier):
+                    barrier.abort()
 
-        threads = [threading.Thread(target=body, args=(lane,)) for lane in range(LANES)]
+        threads = [threading.Thread(target=body, args=(thread,)) for thread in range(LANES * self._warps * self._blocks)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -62,14 +84,39 @@ class Warp:
 
     @property
     def threadIdx(self) -> SimpleNamespace:  # noqa: N802 - as cuda has it
-        return SimpleNamespace(x=self._local.lane)
+        return SimpleNamespace(x=self._local.warp * LANES + self._local.lane)
 
-    blockDim = SimpleNamespace(x=LANES)  # noqa: N815
-    blockIdx = SimpleNamespace(x=0, y=0, z=0)  # noqa: N815
-    gridDim = SimpleNamespace(x=1, y=1, z=1)  # noqa: N815
+    @property
+    def blockDim(self) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(x=LANES * self._warps)
+
+    @property
+    def blockIdx(self) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(x=self._local.block, y=0, z=0)
+
+    @property
+    def gridDim(self) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(x=self._blocks, y=1, z=1)
 
     def syncthreads(self) -> None:
-        self._barrier.wait()
+        self._block_barriers[self._local.block].wait()
+
+    def cluster_rank(self) -> np.int32:
+        return np.int32(self._local.block)
+
+    def cluster_size(self) -> np.int32:
+        return np.int32(self._blocks)
+
+    def cluster_barrier(self) -> None:
+        self._cluster_barrier.wait()
+
+    def cluster_address(self, address: Any, rank: Any) -> np.uint32:
+        return np.uint32(int(address) + (int(rank) << 24))
+
+    def read_cluster(self, address: Any) -> np.float32:
+        rank, byte = divmod(int(address), 1 << 24)
+        value: np.float32 = self._memories[rank][byte // 16 * 16].view(np.float32)[byte % 16 // 4]
+        return value
 
     def copy16(self, address: Any, array: np.ndarray, offset: Any, size: Any) -> None:
         """Arrives at the wait, not before: a slot that is read too early holds what it held."""
@@ -104,23 +151,24 @@ class Warp:
         slot, byte = divmod(int(address), 16)
         self._memory.setdefault(slot * 16, np.full(16, 0xFF, np.uint8)).view(np.float32)[byte // 4] = value
 
-    def read4(self, address: Any) -> np.float32:
-        slot, byte = divmod(int(address), 16)
-        value: np.float32 = self._memory[slot * 16].view(np.float32)[byte // 4]
-        return value
-
     def barrier(self) -> None:
-        self._barrier.wait()
+        self._team.barrier.wait()
 
     def syncwarp(self) -> None:
         self._barrier.wait()
 
+    def broadcast(self, value: Any, source: Any) -> Any:
+        """Refuses what Numba has no shuffle for: the common form would be compiled in its place, and yield each lane its own."""
+        assert isinstance(value, (np.int32, np.float32)), type(value)
+        return self.combine(value, lambda lane: [int(source)], lambda values: values[0])
+
     def combine(self, value: Any, lanes: Callable[[int], list[int]], operation: Callable[..., Any]) -> Any:
         """`operation` over what the lanes of lanes(own lane) offer."""
-        self._offered[self._local.lane] = value
-        self._barrier.wait()
-        result = operation([self._offered[lane] for lane in lanes(self._local.lane)])
-        self._barrier.wait()
+        team = self._team
+        team.offered[self._local.lane] = value
+        team.barrier.wait()
+        result = operation([team.offered[lane] for lane in lanes(self._local.lane)])
+        team.barrier.wait()
         return result
 
     @property
@@ -136,10 +184,11 @@ class Warp:
     def mma(self, dtype: str, sums: Any, a0: Any, a1: Any, a2: Any, a3: Any, b0: Any, b1: Any) -> tuple[np.float32, ...]:
         """D = A [16, 16] @ B [16, 8] + C, from the registers of all lanes."""
         lane = self._local.lane
-        self._offered[lane] = (a0, a1, a2, a3, b0, b1)
-        if self._barrier.wait() == 0:
+        team = self._team
+        team.offered[lane] = (a0, a1, a2, a3, b0, b1)
+        if team.barrier.wait() == 0:
             a, b = np.zeros((16, 16), np.float32), np.zeros((16, 8), np.float32)
-            for other, registers in enumerate(self._offered):
+            for other, registers in enumerate(team.offered):
                 group, quad = divmod(other, 4)
                 kind = np.uint16 if dtype == "bfloat16" else np.float16
                 values = [widened(np.array([word], np.uint32).view(kind)) for word in registers]
@@ -149,12 +198,12 @@ class Warp:
                 for index, pair in enumerate(values[4:]):
                     row = 2 * quad + 8 * index
                     b[row : row + 2, group] = pair
-            self._result = a @ b
+            team.result = a @ b
             self.products += 1
-        self._barrier.wait()
+        team.barrier.wait()
         group, quad = divmod(lane, 4)
         places = ((group, 2 * quad), (group, 2 * quad + 1), (group + 8, 2 * quad), (group + 8, 2 * quad + 1))
-        return tuple(np.float32(total + self._result[place]) for total, place in zip(sums, places, strict=True))
+        return tuple(np.float32(total + team.result[place]) for total, place in zip(sums, places, strict=True))
 
 
 def load16(array: np.ndarray, offset: int) -> Words:
@@ -163,6 +212,13 @@ def load16(array: np.ndarray, offset: int) -> Words:
     assert start % 16 == 0, f"element {offset} of {array.dtype} is not aligned"
     assert 0 <= start <= array.nbytes - 16, f"element {offset} is outside {array.shape}"
     return tuple(array.reshape(-1).view(np.uint8)[start : start + 16].view(np.uint32))
+
+
+def bring_near(array: np.ndarray, offset: int, size: Any) -> None:
+    """Refuses a run that is not aligned, or leaves the array."""
+    start = int(offset) * array.itemsize
+    assert start % 16 == int(size) % 16 == 0, f"{size} bytes from element {offset} of {array.dtype} are not aligned"
+    assert 0 <= start < start + int(size) <= array.nbytes, f"{size} bytes from element {offset} leave {array.shape}"
 
 
 def _pair(dtype: str) -> Callable[[Any, Any], np.uint32]:
@@ -189,6 +245,7 @@ def gpu_module(name: str, warp: Warp, **others: ModuleType) -> ModuleType:
         load16=load16,
         copy16=warp.copy16,
         copy16_ahead=warp.copy16,
+        bring_near=bring_near,
         commit_copies=warp.commit_copies,
         wait_copies=lambda: warp.wait(0),
         wait_older_copies=lambda: warp.wait(3),
@@ -216,7 +273,7 @@ def gpu_module(name: str, warp: Warp, **others: ModuleType) -> ModuleType:
         quad_sum=lambda value: warp.combine(value, quad, lambda values: np.float32(np.sum(values))),
         quad_max=lambda value: warp.combine(value, quad, max),
         warp_max=lambda value: warp.combine(value, everyone, max),
-        warp_broadcast=lambda value, source: warp.combine(value, lambda lane: [int(source)], lambda values: values[0]),
+        warp_broadcast=warp.broadcast,
     )
     elements = ModuleType("kernels.lang_element")
     elements.__dict__.update(
@@ -236,11 +293,11 @@ def gpu_module(name: str, warp: Warp, **others: ModuleType) -> ModuleType:
     overlap.__dict__.update(
         wait_for_launches=lambda: None,
         let_next_launch_start=lambda: None,
-        cluster_rank=lambda: np.int32(0),
-        cluster_size=lambda: np.int32(1),
-        cluster_barrier=warp.barrier,
-        cluster_address=lambda address, rank: address,
-        read_cluster=warp.read4,
+        cluster_rank=warp.cluster_rank,
+        cluster_size=warp.cluster_size,
+        cluster_barrier=warp.cluster_barrier,
+        cluster_address=warp.cluster_address,
+        read_cluster=warp.read_cluster,
     )
     stand_ins = {"kernels.lang_mma": mma, "kernels.lang": language, "kernels.lang_warp": warps}
     stand_ins |= {"kernels.lang_element": elements, "kernels.lang_fast": fast, "kernels.lang_overlap": overlap}

@@ -13,8 +13,7 @@ from graphs.fused_ops import FusedOps, FusedScratch, stripes_of, why_not_fused
 from graphs.launch import Array
 from graphs.ops import OpTable
 from graphs.plain_ops import PagedAttention, PlainOps, Stripes
-from graphs.split_attention import SplitAttention, SplitScratch, pair_tiles
-from kernels.attend import CHUNK_KEYS
+from graphs.step_attention import StepAttention
 from kernels.tile import TILE_ROWS
 from runtime.checkpoint.weights import STORAGE, WeightDtype
 from runtime.errors import ConfigError
@@ -36,9 +35,6 @@ AUTO_FUSED_ROWS = 8
 
 Chooser: TypeAlias = Callable[[FusedOps, PlainOps], tuple[OpTable, str]]
 """From the fused set and the library's to the sets by rows, and a line that says which."""
-
-SPLIT_ROWS = 128
-"""Rows up to which attention splits the keys instead of the rows."""
 
 
 def allocate_scratch(device: Any, spec: ModelSpec, sizes: StepSizes, dtype: WeightDtype) -> Scratch:
@@ -91,8 +87,8 @@ def build_ops(
         raise ConfigError(f"{asked}: {refusal}; set numerics = fast and graphs.ops = plain")
     if choice == "plain" or (choice == "auto" and not invariant and (refusal or not on_gpu or dtype == "float32")):
         return OpTable(PlainOps(PagedAttention(), _stripes(device, spec, sizes) if on_gpu else None)), "plain"
-    tokens = sizes.max_num_batched_tokens
-    attention = SplitAttention(_split_scratch(device, spec, sizes, dtype, tokens if invariant else min(tokens, SPLIT_ROWS)))
+    query = device.array("attend_query", (sizes.max_num_batched_tokens, spec.q_size), STORAGE[dtype])
+    attention = StepAttention(query, batch_invariant=invariant)
     stripes = _stripes(device, spec, sizes) if on_gpu else None
     library = PlainOps(attention, stripes)
     fused = FusedOps(_fused_scratch(device, spec, sizes), attention)
@@ -108,19 +104,6 @@ def _stripes(device: Any, spec: ModelSpec, sizes: StepSizes) -> Stripes:
     """Scratch of an argmax that several blocks share a row of."""
     shape = (-(-spec.vocab_size // COLUMNS_A_STRIPE), sizes.num_logits)
     return Stripes(device.array("stripe_value", shape, np.float32), device.array("stripe_column", shape, np.int32))
-
-
-def _split_scratch(device: Any, spec: ModelSpec, sizes: StepSizes, dtype: WeightDtype, rows: int) -> SplitScratch:
-    chunks = -(-sizes.blocks_per_slot * sizes.block_size // CHUNK_KEYS)
-    tiles = pair_tiles(rows, spec.num_heads, spec.num_kv_heads)
-    arrivals = device.array("attend_arrivals", (sizes.max_num_seqs, spec.num_kv_heads, tiles), np.int32)
-    device.upload(arrivals, np.zeros(arrivals.shape, np.int32))
-    return SplitScratch(
-        query=device.array("attend_query", (sizes.max_num_batched_tokens, spec.q_size), STORAGE[dtype]),
-        totals=device.array("attend_totals", (chunks, rows, spec.num_heads, spec.head_dim), np.float32),
-        stats=device.array("attend_stats", (chunks, rows, spec.num_heads, 2), np.float32),
-        arrivals=arrivals,
-    )
 
 
 def _fused_scratch(device: Any, spec: ModelSpec, sizes: StepSizes) -> FusedScratch:

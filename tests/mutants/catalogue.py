@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from tests.mutants import asking, drafting, drawing, inputs, measuring, mirrors, overlap, planning, rings, slots, stepping, verify
+from tests.mutants import (
+    asking,
+    drafting,
+    drawing,
+    early,
+    inputs,
+    measuring,
+    mirrors,
+    overlap,
+    planning,
+    rings,
+    slots,
+    stepping,
+    verify,
+)
 from tests.mutants.mutation import Mutation
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -18,4 +32,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     *drafting.MUTATIONS,
     *drawing.MUTATIONS,
     *asking.MUTATIONS,
+    *early.MUTATIONS,
 )

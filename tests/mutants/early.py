@@ -1,0 +1,59 @@
+"""Mutations of what starts before the work ahead of it has ended: right on every machine but a GPU, and there most of the time."""
+
+from __future__ import annotations
+
+from tests.mutants.mutation import Mutation, mutation
+
+_RULE, _STEP, _KEYS = "runtime/early_start.py", "kernels/attend_step_gpu.py", "kernels/attend_keys_gpu.py"
+_WHAT_STARTS = "tests/test_runtime_early_start.py::test_what_may_start_early"
+_A_STEP = "tests/test_gpu_attend.py::test_a_step_of_attention"
+
+MUTATIONS: tuple[Mutation, ...] = (
+    mutation(
+        "early-reads-behind-their-writer",
+        "9a-15",
+        _RULE,
+        "return not any(array in early for work in before for array in work.writes)",
+        "return True",
+        test=_WHAT_STARTS,
+        text="positions of the step before: right unless the kernel that writes them is late",
+    ),
+    mutation(
+        "early-start-behind-a-copy",
+        "9a-15",
+        _RULE,
+        "if not before or not before[-1].computes:",
+        "if not before:",
+        test=_WHAT_STARTS,
+        text="a copy lets nothing start early, so CUDA would order the two in full or refuse: on this driver nothing shows",
+    ),
+    mutation(
+        "kernel-that-does-not-wait",
+        "9a-15",
+        "kernels/rotate.py",
+        "    wait_for_launches()\n    let_next_launch_start()\n",
+        "    let_next_launch_start()\n",
+        test="tests/test_ptx_order.py::test_a_kernel_as_it_stands_waits_first",
+        text="elsewhere the two calls are nothing; on a GPU the projection has nearly always ended by then",
+    ),
+    mutation(
+        "new-keys-read-from-the-cache",
+        "9a-17",
+        _STEP,
+        "                    limit = before\n",
+        "                    limit = keys\n",
+        test=_A_STEP,
+        text="the cell holds what a rejected draft left there: plausible text of another continuation",
+        expects="AssertionError",
+    ),
+    mutation(
+        "row-sees-the-key-behind-it",
+        "9d-49",
+        _KEYS,
+        "    if key < seen:\n",
+        "    if key <= seen:\n",
+        test=_A_STEP,
+        text="a verify row then attends to the draft it is to judge; a decode row to an empty cell, which weighs little",
+        expects="AssertionError",
+    ),
+)
