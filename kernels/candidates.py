@@ -55,8 +55,7 @@ def tile_maxima(best, logits, vocab_size, num_rows):
         while tile < tiles:
             largest = _NOTHING
             for run in range(tile, runs, tiles):
-                for i in range(run * i32(_RUN) + lane(), min(i32((run + i32(1)) * i32(_RUN)), vocab_size), warp_size()):
-                    largest = max(largest, float_order(logits[row, u64(i)]))
+                largest = max(largest, run_maximum(logits, row, i32(run), vocab_size))
             largest = warp_max(largest)
             if lane() == i32(0):
                 best[row, tile] = largest
@@ -120,15 +119,17 @@ def top_candidates(ids, values, logits, best, vocab_size, num_rows):
         while which < stretches:
             run = i32(chosen[which])
             while run < runs:  # four loads under way at once
-                for i in range(lane(), _RUN, warp_size()):
-                    first, step = i32(run * i32(_RUN) + i32(i)), i32(tiles * i32(_RUN))
-                    second, third, fourth = i32(first + step), i32(first + i32(2) * step), i32(first + i32(3) * step)
-                    a, b = order_before(logits, row, first, vocab_size), order_before(logits, row, second, vocab_size)
-                    c, d = order_before(logits, row, third, vocab_size), order_before(logits, row, fourth, vocab_size)
-                    list_column(found, listed_order, listed_column, a, first, least)
-                    list_column(found, listed_order, listed_column, b, second, least)
-                    list_column(found, listed_order, listed_column, c, third, least)
-                    list_column(found, listed_order, listed_column, d, fourth, least)
+                second, third, fourth = i32(run + tiles), i32(run + i32(2) * tiles), i32(run + i32(3) * tiles)
+                a, b = run_maximum(logits, row, run, vocab_size), run_maximum(logits, row, second, vocab_size)
+                c, d = run_maximum(logits, row, third, vocab_size), run_maximum(logits, row, fourth, vocab_size)
+                if a >= least:
+                    list_run(found, listed_order, listed_column, logits, row, run, vocab_size, least)
+                if b >= least:
+                    list_run(found, listed_order, listed_column, logits, row, second, vocab_size, least)
+                if c >= least:
+                    list_run(found, listed_order, listed_column, logits, row, third, vocab_size, least)
+                if d >= least:
+                    list_run(found, listed_order, listed_column, logits, row, fourth, vocab_size, least)
                 run += i32(4) * tiles
             which += warps
         cuda.syncthreads()
@@ -151,21 +152,24 @@ def top_candidates(ids, values, logits, best, vocab_size, num_rows):
 
 
 @device_function
-def order_before(logits, row, column, end):
-    """Order of a logit, of nothing from `end` on."""
-    if column < end:
-        return float_order(logits[row, u64(column)])
-    return _NOTHING
+def run_maximum(logits, row, run, vocab_size):
+    """The largest order in this lane's columns of a run, nothing behind the last column."""
+    largest = _NOTHING
+    for i in range(run * i32(_RUN) + lane(), min(i32((run + i32(1)) * i32(_RUN)), vocab_size), warp_size()):
+        largest = max(largest, float_order(logits[row, u64(i)]))
+    return largest
 
 
 @device_function
-def list_column(found, listed_order, listed_column, order, column, least):
-    """Put a column on the list if it reaches `least`."""
-    if order >= least:
-        place = cuda.atomic.add(found, 0, i32(1))
-        if place < i32(_LISTED):
-            listed_order[place] = order
-            listed_column[place] = column
+def list_run(found, listed_order, listed_column, logits, row, run, vocab_size, least):
+    """Put this lane's columns of a run on the list that reach `least`."""
+    for i in range(run * i32(_RUN) + lane(), min(i32((run + i32(1)) * i32(_RUN)), vocab_size), warp_size()):
+        order = float_order(logits[row, u64(i)])
+        if order >= least:
+            place = cuda.atomic.add(found, 0, i32(1))
+            if place < i32(_LISTED):
+                listed_order[place] = order
+                listed_column[place] = i32(i)
 
 
 @device_function
