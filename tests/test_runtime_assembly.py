@@ -45,7 +45,7 @@ def test_info_says_what_it_resolved_to(model: TinyModel) -> None:
     assert info["scheduler"]["num_blocks"] == 20
     # K and V, 2 layers, 20 blocks of 4 positions, 2 heads of 16 floats
     assert info["scheduler"]["kv_cache_bytes"] == 2 * 2 * 20 * 4 * 2 * 16 * 4
-    assert info["speculator"] == {"method": "ngram", "num_speculative_tokens": 3}
+    assert info["speculator"] == {"method": "ngram", "num_speculative_tokens": 3, "streamed_bytes": 0}
     assert info["device"].startswith("cpu")
 
 
