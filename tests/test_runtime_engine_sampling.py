@@ -92,18 +92,18 @@ def test_a_preemption_leaves_the_text_alone(reference: Reference, alone: tuple[i
         check_idle(engine)
 
 
-def test_greedy_requests_beside_sampled_ones_are_greedy(reference: Reference) -> None:
+def test_greedy_requests_beside_sampled_ones_are_greedy(reference: Reference, alone: tuple[int, ...]) -> None:
     plain = [OTHERS[1], Arrival(PROMPT, SamplingParams(max_tokens=20))]
     for k in (0, 3):
         with open_tiny(reference.model.path, k=k) as engine:
             expected = [output.token_ids for output in drive(engine, plain)]
             assert not engine.runner.paths.sampled_steps
             outputs = drive(engine, [*plain, Arrival(PROMPT, WARM)])
-            assert [output.token_ids for output in outputs[:2]] == expected
+            assert [output.token_ids for output in outputs] == [*expected, alone]
             assert engine.runner.paths.sampled_steps
             # A slot that sampled is greedy for its next owner, in the graphs for greedy steps again.
             before = dict(engine.runner.paths.sampled_steps)
-            assert [output.token_ids for output in drive(engine, plain)] == expected
+            assert [output.token_ids for output in drive(engine, [*plain, *plain])] == [*expected, *expected]
             assert engine.runner.paths.sampled_steps == before
 
 
