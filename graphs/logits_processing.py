@@ -8,13 +8,14 @@ from graphs.sampling_state import RequestLists, SamplingScratch, SamplingState
 from kernels.expand import expand_rows
 from kernels.penalties import count_tokens
 from kernels.process_adjust import adjust_logits, forbid_tokens
-from kernels.process_filter import BUCKETS, count_logits, filter_logits, find_buckets, list_members
+from kernels.process_filter import count_logits, filter_logits, find_buckets, list_members, rank_members
 
 ROW_THREADS = 32
 THREADS = 256
 SEARCH_THREADS = 1024
+RANK_THREADS = 512
 FILTER_BLOCKS = 600
-STRIPE_COLUMNS = 8192
+STRIPE_COLUMNS = 4096
 
 
 def stripes_of(vocab_size: int) -> int:
@@ -98,12 +99,13 @@ def _record_filters(
     temperature, top_k, top_p, min_p = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
     # Few rows need many blocks each to fill a GPU; many rows need none, and a block pays for its histogram.
     grid = (rows, min(best.shape[0], max(1, -(-FILTER_BLOCKS // rows))))
-    launch.fill(histogram.reshape((rows * 2 * BUCKETS,)), 0)
     launch.launch(count_logits, grid, THREADS, histogram, processed, best, temperature, top_k, top_p, slots, live)
     kinds = (temperature, top_k, top_p, min_p, slots, live)
     launch.launch(find_buckets, rows, SEARCH_THREADS, found, threshold, num_members, histogram, processed, best, *kinds)
     launch.launch(list_members, grid, THREADS, members, num_members, found, processed, best, slots, live)
-    launch.launch(filter_logits, grid, THREADS, processed, threshold, found, members, num_members, best, *kinds)
+    ranked = (threshold, members, num_members, found, best, top_k, top_p, slots, live)
+    launch.launch(rank_members, rows, RANK_THREADS, *ranked)
+    launch.launch(filter_logits, grid, THREADS, processed, histogram, threshold, *kinds)
 
 
 def record_counting(launch: Launcher, step: StepArrays, lists: RequestLists, num_requests: int) -> None:

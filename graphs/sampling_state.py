@@ -57,10 +57,10 @@ class DraftDistribution:
 class FilterScratch:
     """How the thresholds of top_k and top_p are found (kernels/process_filter.py)."""
 
-    histogram: Array  # int32 [J, 2, BUCKETS]
+    histogram: Array  # int32 [J, 2, BUCKETS] zero between steps
     found: Array  # int64 [J, FOUND]
     threshold: Array  # float32 [J]
-    members: Array  # float32 [J, FEW]
+    members: Array  # float32 [J, MEMBERS]
     num_members: Array  # int32 [J]
 
 

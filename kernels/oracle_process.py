@@ -266,3 +266,9 @@ def find_buckets(row: Floats, top_k: int, top_p: float, min_p: float) -> tuple[i
 def list_members(row: Floats, listed: set[int]) -> Floats:
     """Logits of one row in the buckets `listed`, sorted."""
     return np.sort(row[np.isin(buckets_of(row, row.max()), sorted(listed))])
+
+
+def rank_members(row: Floats, top_k: int, top_p: float, min_p: float) -> np.float32:
+    """The smallest logit of one row that min_p, top_k and top_p keep."""
+    kept: np.float32 = row[filtered(row, top_k, top_p, min_p) > -np.inf].min()
+    return kept

@@ -1,8 +1,8 @@
 """min_p, top_k and top_p of sampled rows: which tokens may be drawn at all. No sort: a threshold is found in a histogram.
 
 All three keep what lies at or above a threshold, so one comparison decides. The logits of a row are counted by their distance from
-its maximum, in buckets of 1/64; the buckets in which a threshold lies are few, and so are their members, which are then ranked
-against each other. Every pass is shared by many blocks. Weights are integers (2**40 for the most likely token), so that sums do not
+its maximum, in buckets of 1/64; the buckets in which a threshold lies are few, and so are their members, which are then put in
+order. Every pass over a row is shared by many blocks. Weights are integers (2**40 for the most likely token), so that sums do not
 depend on their order: block size, grid and run never change what is kept.
 """
 
@@ -11,8 +11,11 @@ from __future__ import annotations
 import math
 
 from kernels.exponential import exp
-from kernels.lang import MAX_THREADS, NEG_INF, block_max, cuda, device_function, f32, i32, i64, kernel, u64
+from kernels.lang import MAX_THREADS, NEG_INF, cuda, device_function, f32, i32, i64, kernel, u64
 from kernels.process_search import FEW, LOWEST_LOGIT, WEIGHT_OF_BEST, block_sum_i64, share_of, threshold_of_row, weight_of
+
+MEMBERS = 2048
+"""Logits that are put in order at most; a power of two."""
 
 BUCKETS = 2048
 _PER_UNIT = f32(64.0)
@@ -30,7 +33,8 @@ FOUND = 8
 
 _LISTED, _TOP_K_BUCKET, _ABOVE_TOP_K, _FIRST_BUCKET, _ABOVE_FIRST, _TOP_P_FROM, _TOP_P_TO, _ABOVE_TOP_P = range(FOUND)
 
-_BEYOND = f32(2e30)  # above every logit
+_SEGMENTS = 64
+"""Parts of the members in order whose weights are summed at once."""
 
 _AT_ONCE = 4
 """Columns that a thread loads before it uses the first: a GPU waits once for all of them."""
@@ -177,7 +181,7 @@ def find_buckets(
         slot_of_row: int32 [J].
         num_rows: int32 [1], live rows.
 
-    Launch: a block a row. A row whose buckets hold more than FEW members is searched here, by this block alone. Barriers are
+    Launch: a block a row. A row whose buckets hold more than MEMBERS logits is searched here, by this block alone. Barriers are
     reached by all its threads. Safe under capture. Oracle: oracle_process.find_buckets.
     """
     masses = cuda.shared.array(BUCKETS, i64)
@@ -189,7 +193,8 @@ def find_buckets(
     state = cuda.shared.array(FOUND, i64)
     num_few = cuda.shared.array(1, i32)
     tid, threads = i32(cuda.threadIdx.x), i32(cuda.blockDim.x)
-    for row in range(cuda.blockIdx.x, num_rows[0], cuda.gridDim.x):
+    block, blocks = cuda.blockIdx.y * cuda.gridDim.x + cuda.blockIdx.x, cuda.gridDim.x * cuda.gridDim.y
+    for row in range(block, num_rows[0], blocks):
         slot = i32(slot_of_row[row])
         listed = False
         floor = LOWEST_LOGIT
@@ -271,7 +276,7 @@ def find_buckets(
                         members += counts[k_bucket]
                     if first >= i32(0) and first != k_bucket and (first < p_from or first > p_to):
                         members += counts[first]
-                    state[_LISTED] = i64(1) if members <= i32(FEW) else i64(0)
+                    state[_LISTED] = i64(1) if members <= i32(MEMBERS) else i64(0)
                 cuda.syncthreads()
                 listed = state[_LISTED] != i64(0)
                 if listed:
@@ -301,7 +306,7 @@ def list_members(members, num_members, found, processed, best, slot_of_row, num_
     """members[j, :num_members[j]] = the logits of row j in the buckets that have to be ranked, in any order.
 
     Args:
-        members: float32 [J, FEW] out.
+        members: float32 [J, MEMBERS] out.
         num_members: int32 [J] in/out, 0 before.
         found: int64 [J, FOUND] (find_buckets).
         processed: float32 [J, V], best: float32 [S, J] (adjust_logits).
@@ -335,30 +340,112 @@ def list_members(members, num_members, found, processed, best, slot_of_row, num_
 
 
 @device_function
-def _last_kept(few, few_weights, few_buckets, members, low, high, floor, above, target, by_weight, scratch):
-    """Of the members of buckets low..high that are >= floor: the smallest with less than `target` above it, `above` included; the
-    largest of them if there is none."""
+def _sort(values, count):
+    """Put shared values[:count] in order, largest first, by a bitonic network (Batcher, 1968); what follows up to the next power of
+    two becomes -inf. Called by a whole block."""
     tid, threads = i32(cuda.threadIdx.x), i32(cuda.blockDim.x)
-    most, kept = LOWEST_LOGIT, _BEYOND
-    for i in range(tid, members, threads):
-        if few_buckets[i] >= low and few_buckets[i] <= high and few[i] >= floor:
-            most = max(most, few[i])
-            before = above
-            for j in range(members):
-                if few[j] > few[i] and few_buckets[j] >= low:
-                    before += few_weights[j] if by_weight else i64(1)
-            if before < target:
-                kept = min(kept, few[i])
-    most = block_max(most, scratch)
-    kept = -block_max(-kept, scratch)
-    return kept if kept < _BEYOND else most
+    size = i32(1)
+    while size < count:
+        size *= i32(2)
+    for i in range(count + tid, size, threads):
+        values[i] = NEG_INF
+    cuda.syncthreads()
+    length = i32(2)
+    while length <= size:
+        distance = length // i32(2)
+        while distance > i32(0):
+            for i in range(tid, size, threads):
+                other = i32(i) ^ distance
+                if other > i:
+                    first, second = values[i], values[other]
+                    falling = (i32(i) & length) == i32(0)
+                    if (falling and first < second) or (not falling and first > second):
+                        values[i] = second
+                        values[other] = first
+            cuda.syncthreads()
+            distance //= i32(2)
+        length *= i32(2)
 
 
-@kernel(writes=("processed",))
-def filter_logits(
-    processed, threshold, found, members, num_members, best, temperature, top_k, top_p, min_p, slot_of_row, num_rows
-):
-    """processed = -inf for what min_p, then top_k, then top_p take out of a sampled row.
+@device_function
+def _before(ordered, count, bucket, largest, sums):
+    """How many of the members stand in buckets before `bucket`, returned to every thread."""
+    mine = i64(0)
+    for i in range(i32(cuda.threadIdx.x), count, i32(cuda.blockDim.x)):
+        mine += i64(1) if _bucket(ordered[i], largest) < bucket else i64(0)
+    return i32(block_sum_i64(mine, sums))
+
+
+@kernel(writes=("threshold",))
+def rank_members(threshold, members, num_members, found, best, top_k, top_p, slot_of_row, num_rows):
+    """threshold = the last logit that min_p, top_k and top_p keep, of rows whose members were listed.
+
+    Args:
+        threshold: float32 [J] in/out (find_buckets: that of min_p).
+        members: float32 [J, MEMBERS], num_members: int32 [J] (list_members).
+        found: int64 [J, FOUND] (find_buckets).
+        best: float32 [S, J] (adjust_logits).
+        top_k: int32 [N], top_p: float32 [N].
+        slot_of_row: int32 [J].
+        num_rows: int32 [1], live rows.
+
+    Launch: a block a row, which puts the members in order. Barriers are reached by all its threads. Safe under capture.
+    Oracle: oracle_process.rank_members.
+    """
+    ordered = cuda.shared.array(MEMBERS, f32)
+    sums = cuda.shared.array(MAX_THREADS, i64)
+    segments = cuda.shared.array(_SEGMENTS, i64)
+    last = cuda.shared.array(1, i32)
+    tid, threads = i32(cuda.threadIdx.x), i32(cuda.blockDim.x)
+    block, blocks = cuda.blockIdx.y * cuda.gridDim.x + cuda.blockIdx.x, cuda.gridDim.x * cuda.gridDim.y
+    for row in range(block, num_rows[0], blocks):
+        if found[row, _LISTED] != i64(0):
+            slot, count = i32(slot_of_row[row]), i32(num_members[row])
+            largest, floor = _best_of_row(best, row), threshold[row]
+            for i in range(tid, count, threads):
+                ordered[i] = members[row, i]
+            _sort(ordered, count)
+            k_bucket = i32(found[row, _TOP_K_BUCKET])
+            if k_bucket >= i32(0):
+                place = i32(i64(top_k[slot]) - found[row, _ABOVE_TOP_K]) - i32(1)
+                floor = max(floor, ordered[_before(ordered, count, k_bucket, largest, sums) + place])
+            if top_p[slot] < f32(1.0):
+                first, whole = i32(found[row, _FIRST_BUCKET]), i64(0)
+                for i in range(tid, count, threads):
+                    if ordered[i] >= floor and _bucket(ordered[i], largest) == first:
+                        whole += weight_of(ordered[i], largest)
+                whole = block_sum_i64(whole, sums) + found[row, _ABOVE_FIRST]
+                target = max(share_of(whole, top_p[slot]), i64(1))
+                begin = _before(ordered, count, i32(found[row, _TOP_P_FROM]), largest, sums)
+                end = _before(ordered, count, i32(found[row, _TOP_P_TO]) + i32(1), largest, sums)
+                width = i32((end - begin + i32(_SEGMENTS - 1)) // i32(_SEGMENTS))
+                for s in range(tid, _SEGMENTS, threads):
+                    within = i64(0)
+                    for i in range(begin + i32(s) * width, min(begin + i32(s + 1) * width, end)):
+                        within += weight_of(ordered[i], largest)
+                    segments[s] = within
+                cuda.syncthreads()
+                if tid == i32(0):
+                    above = found[row, _ABOVE_TOP_P]
+                    s = i32(0)
+                    while s < i32(_SEGMENTS) and above + segments[s] < target:
+                        above += segments[s]
+                        s += i32(1)
+                    i = min(begin + s * width, end - i32(1))
+                    while i < end - i32(1) and above + weight_of(ordered[i], largest) < target:
+                        above += weight_of(ordered[i], largest)
+                        i += i32(1)
+                    last[0] = i
+                cuda.syncthreads()
+                floor = max(floor, ordered[last[0]])
+            if tid == i32(0):
+                threshold[row] = floor
+            cuda.syncthreads()
+
+
+@kernel(writes=("processed", "histogram"))
+def filter_logits(processed, histogram, threshold, temperature, top_k, top_p, min_p, slot_of_row, num_rows):
+    """processed = -inf for what min_p, then top_k, then top_p take out of a sampled row; its histogram is zero again.
 
     min_p keeps tokens at least min_p times as likely as the best. top_k keeps the k largest of them. top_p keeps, from the most
     likely down, tokens until they weigh top_p together. Tokens whose logit equals the last one kept are kept as well: of equals,
@@ -366,23 +453,17 @@ def filter_logits(
 
     Args:
         processed: float32 [J, V] in/out, after the temperature (adjust_logits).
-        threshold: float32 [J], found: int64 [J, FOUND] (find_buckets).
-        members: float32 [J, FEW], num_members: int32 [J] (list_members).
-        best: float32 [S, J] (adjust_logits).
+        histogram: int32 [J, 2, BUCKETS] out: what count_logits of the next step begins with.
+        threshold: float32 [J] (find_buckets, rank_members).
         temperature: float32 [N], 0 = greedy, the row is left alone.
         top_k: int32 [N], 0 = off.     top_p: float32 [N], >= 1 = off.     min_p: float32 [N], 0 = off.
         slot_of_row: int32 [J].
         num_rows: int32 [1], live rows.
 
-    Launch: grid (J, n), n blocks share the columns of a row, and each ranks the members for itself. A block owns its columns;
-    barriers are reached by all its threads. Safe under capture. Oracle: oracle_process.filter_logits. Source of the semantics: vLLM
-    (order and thresholds); min_p: Nguyen et al., 2024; top_p: Holtzman et al., 2020.
+    Launch: grid (J, n), n blocks share the columns of a row. A block owns its columns and its part of the histogram. No barrier.
+    Safe under capture. Oracle: oracle_process.filter_logits. Source of the semantics: vLLM (order and thresholds); min_p: Nguyen
+    et al., 2024; top_p: Holtzman et al., 2020.
     """
-    few = cuda.shared.array(FEW, f32)
-    few_weights = cuda.shared.array(FEW, i64)
-    few_buckets = cuda.shared.array(FEW, i32)
-    sums = cuda.shared.array(MAX_THREADS, i64)
-    scratch = cuda.shared.array(MAX_THREADS, f32)
     tid, threads = i32(cuda.threadIdx.x), i32(cuda.blockDim.x)
     vocab = i32(processed.shape[1])
     width = i32((vocab + i32(cuda.gridDim.y) - i32(1)) // i32(cuda.gridDim.y))
@@ -392,32 +473,9 @@ def filter_logits(
         slot = i32(slot_of_row[row])
         sampled = slot >= i32(0) and slot < i32(temperature.shape[0]) and temperature[slot] > f32(0.0)
         if sampled and (top_k[slot] > i32(0) or top_p[slot] < f32(1.0) or min_p[slot] > f32(0.0)):
+            for b in range(i32(cuda.blockIdx.y) * threads + tid, 2 * BUCKETS, i32(cuda.gridDim.y) * threads):
+                histogram[row, b // BUCKETS, b % BUCKETS] = i32(0)
             floor = threshold[row]
-            if found[row, _LISTED] != i64(0):
-                largest, listed = _best_of_row(best, row), i32(num_members[row])
-                for i in range(tid, listed, threads):
-                    few[i] = members[row, i]
-                    few_weights[i] = weight_of(members[row, i], largest)
-                    few_buckets[i] = _bucket(members[row, i], largest)
-                cuda.syncthreads()
-                k_bucket = i32(found[row, _TOP_K_BUCKET])
-                if k_bucket >= i32(0):
-                    above, wanted = found[row, _ABOVE_TOP_K], i64(top_k[slot])
-                    last = _last_kept(
-                        few, few_weights, few_buckets, listed, k_bucket, k_bucket, LOWEST_LOGIT, above, wanted, False, scratch
-                    )
-                    floor = max(floor, last)
-                if top_p[slot] < f32(1.0):
-                    first, whole = i32(found[row, _FIRST_BUCKET]), i64(0)
-                    for i in range(tid, listed, threads):
-                        if few_buckets[i] == first and few[i] >= floor:
-                            whole += few_weights[i]
-                    whole = block_sum_i64(whole, sums) + found[row, _ABOVE_FIRST]
-                    low, high = i32(found[row, _TOP_P_FROM]), i32(found[row, _TOP_P_TO])
-                    target = max(share_of(whole, top_p[slot]), i64(1))
-                    above = found[row, _ABOVE_TOP_P]
-                    last = _last_kept(few, few_weights, few_buckets, listed, low, high, floor, above, target, True, scratch)
-                    floor = max(floor, last)
             i = i32(begin + tid)
             while i < end:
                 v0 = processed[row, u64(i)]
@@ -433,4 +491,3 @@ def filter_logits(
                 if v3 < floor:
                     processed[row, u64(i + i32(3) * threads)] = NEG_INF
                 i += i32(_AT_ONCE) * threads
-            cuda.syncthreads()

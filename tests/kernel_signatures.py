@@ -71,7 +71,8 @@ SIGNATURES: dict[str, str] = {
     "count_logits": "i3 f2 f2 f1 i1 f1 i1 i1",
     "find_buckets": "l2 f1 i1 i3 f2 f2 f1 i1 f1 f1 i1 i1",
     "list_members": "f2 i1 l2 f2 f2 i1 i1",
-    "filter_logits": "f2 f1 l2 f2 i1 f2 f1 i1 f1 f1 i1 i1",
+    "rank_members": "f1 f2 i1 l2 f2 i1 f1 i1 i1",
+    "filter_logits": "f2 i3 f1 f1 i1 f1 f1 i1 i1",
     "publish_logprobs": "i4 f2 i i2 f2 i2 i1 i1 i1 i1 i1",
     # block drafters
     "tap": "s2 f2 i i1",

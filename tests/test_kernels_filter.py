@@ -1,4 +1,4 @@
-"""min_p, top_k and top_p: the four kernels in their order against sorting, under njit and in the simulator."""
+"""min_p, top_k and top_p: the five kernels in their order against sorting, under njit and in the simulator."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import oracle_process as oracle
-from kernels.process_filter import BUCKETS, FOUND, count_logits, filter_logits, find_buckets, list_members
-from kernels.process_search import FEW
+from kernels.process_filter import BUCKETS, FOUND, MEMBERS, count_logits, filter_logits, find_buckets, list_members, rank_members
 from tests.kernel_cases import Launch, floats, guarded, launches, live, untouched
 
 VOCAB = 70
@@ -24,7 +23,7 @@ Setting = tuple[float, int, float, float]  # temperature, top_k, top_p, min_p
 
 @dataclass
 class Filter:
-    """The arguments of all four kernels, by name; row j belongs to slot j % len(settings)."""
+    """The arguments of all five kernels, by name; row j belongs to slot j % len(settings)."""
 
     arrays: dict[str, Any]
 
@@ -37,7 +36,7 @@ class Filter:
                 "histogram": np.zeros((count, 2, BUCKETS), np.int32),
                 "found": untouched(count, FOUND, dtype=np.int64),
                 "threshold": untouched(count),
-                "members": untouched(count, FEW),
+                "members": untouched(count, MEMBERS),
                 "num_members": untouched(count, dtype=np.int32),
                 "processed": logits.copy(),
                 "best": best,
@@ -51,11 +50,12 @@ class Filter:
         )
 
     def run(self, launch: Launch) -> np.ndarray:
-        for kernel in (count_logits, find_buckets, list_members, filter_logits):
+        for kernel in (count_logits, find_buckets, list_members, rank_members, filter_logits):
             held = {name: value.copy() for name, value in self.arrays.items()}
             launch.run(kernel, *(self.arrays[name] for name in kernel.params))
             changed = {name for name, value in held.items() if value.tobytes() != self.arrays[name].tobytes()}
             assert changed <= kernel.writes
+        assert not self.arrays["histogram"].any()
         kept: np.ndarray = self.arrays["processed"]
         return kept
 
@@ -138,6 +138,9 @@ def test_the_buckets_in_question_are_listed(setting: Setting) -> None:
     k_bucket, first_bucket, p_bucket = oracle.find_buckets(logits[0], *setting[1:])
     assert (of_k, first) == (k_bucket, first_bucket)
     assert p_from <= p_bucket <= p_to
+    threshold = case.arrays["threshold"].copy()
+    NJIT.run(rank_members, threshold, *(case.arrays[name] for name in rank_members.params[1:]))
+    assert threshold[0] == oracle.rank_members(logits[0], *setting[1:])
     buckets = {bucket for bucket in (of_k, first, *range(p_from, p_to + 1)) if bucket >= 0}
     count = case.arrays["num_members"][0]
     np.testing.assert_array_equal(np.sort(case.arrays["members"][0, :count]), oracle.list_members(logits[0], buckets))

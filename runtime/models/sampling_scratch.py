@@ -12,8 +12,7 @@ from graphs.sampled_step import Sampler, Verification, stripes_of
 from graphs.sampling_state import DraftDistribution, FilterScratch, SamplingScratch, VerificationScratch
 from kernels.candidates import tiles_of
 from kernels.logprobs import MAX_LOGPROBS
-from kernels.process_filter import BUCKETS, FOUND
-from kernels.process_search import FEW
+from kernels.process_filter import BUCKETS, FOUND, MEMBERS
 from runtime.device import Device
 from runtime.request_lists import allocate_request_lists
 from runtime.step_buffers import StepSizes
@@ -42,14 +41,16 @@ def build_sampler(
 def allocate_sampling_scratch(device: Device, num_logits: int, vocab_size: int) -> SamplingScratch:
     """Arrays for steps of at most `num_logits` logits rows J; 4 J V bytes and little more."""
     stripes = stripes_of(vocab_size)
+    histogram = device.array("filter_histogram", (num_logits, 2, BUCKETS), np.int32)
+    device.upload(histogram, np.zeros(histogram.shape, np.int32))
     return SamplingScratch(
         slot_of_row=device.array("logits_slot", (num_logits,), np.int32),
         local_position=device.array("logits_place", (num_logits,), np.int32),
         filters=FilterScratch(
-            histogram=device.array("filter_histogram", (num_logits, 2, BUCKETS), np.int32),
+            histogram=histogram,
             found=device.array("filter_found", (num_logits, FOUND), np.int64),
             threshold=device.array("filter_threshold", (num_logits,), np.float32),
-            members=device.array("filter_members", (num_logits, FEW), np.float32),
+            members=device.array("filter_members", (num_logits, MEMBERS), np.float32),
             num_members=device.array("filter_num_members", (num_logits,), np.int32),
         ),
         stripe_best=device.array("processed_best", (processing_stripes(vocab_size), num_logits), np.float32),

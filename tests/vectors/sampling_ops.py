@@ -12,8 +12,7 @@ import numpy.typing as npt
 from kernels.lang import cuda, f32, kernel
 from kernels.penalties import IN_PROMPT
 from kernels.process_adjust import adjust_logits
-from kernels.process_filter import BUCKETS, FOUND, count_logits, filter_logits, find_buckets, list_members
-from kernels.process_search import FEW
+from kernels.process_filter import BUCKETS, FOUND, MEMBERS, count_logits, filter_logits, find_buckets, list_members, rank_members
 from kernels.reject import BLOCK, STANDARD, accept_drafts, draft_probability
 from kernels.reject_residual import residual_logit
 from kernels.reject_rows import sum_rows, sum_stripes
@@ -108,11 +107,12 @@ def sample(launch: Launch, inputs: Inputs) -> Outputs:
     launch(adjust_logits, processed, best, logits, temperature, *penalties, counts, *bias, zeros, allowed, *step)
     kinds = (temperature, by_row("top_k", 0, np.int32), by_row("top_p", 1), by_row("min_p", 0), slots, live(rows))
     histogram, found = np.zeros((rows, 2, BUCKETS), np.int32), np.zeros((rows, FOUND), np.int64)
-    threshold, members, num_members = np.zeros(rows, np.float32), np.zeros((rows, FEW), np.float32), np.zeros(rows, np.int32)
+    threshold, members, num_members = np.zeros(rows, np.float32), np.zeros((rows, MEMBERS), np.float32), np.zeros(rows, np.int32)
     launch(count_logits, histogram, processed, best, *kinds[:3], *kinds[4:])
     launch(find_buckets, found, threshold, num_members, histogram, processed, best, *kinds)
     launch(list_members, members, num_members, found, processed, best, *kinds[4:])
-    launch(filter_logits, processed, threshold, found, members, num_members, best, *kinds)
+    launch(rank_members, threshold, members, num_members, found, best, *kinds[1:3], *kinds[4:])
+    launch(filter_logits, processed, histogram, threshold, *kinds)
     return {"logits": processed, "allowed": [np.flatnonzero(row > -np.inf).tolist() for row in processed]}
 
 
