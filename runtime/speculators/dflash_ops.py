@@ -21,6 +21,9 @@ from runtime.step_buffers import StepSizes
 JOINED_ROWS = 64
 """Query rows up to which a join is one launch; it reads them once for each group of channels."""
 
+SPLIT_BYTES = 1 << 30
+"""Scratch of split attention, which grows with slots times length, beyond which attention takes the plain form."""
+
 OWN_ROWS = 32
 """Rows up to which a small product is our own: its weights are read once for each sixteen."""
 
@@ -57,17 +60,23 @@ def build_draft_ops(
             device.array("draft.other_delta", scratch.conv_delta.shape, np.float32),
         )
     heads_fit = spec.head_dim in (64, 128) if on_gpu else spec.head_dim <= MAX_HEAD_DIM
-    if fused and queries <= CHUNK_KEYS and heads_fit and (dtype != "float32" or not on_gpu):
+    affordable = 4 * _chunks(sizes) * sizes.max_num_seqs * queries * spec.q_size <= SPLIT_BYTES
+    if fused and queries <= CHUNK_KEYS and heads_fit and affordable and (dtype != "float32" or not on_gpu):
         attention = _split_attention(device, spec, sizes, dtype)
     ours = fused and (dtype != "float32" or not on_gpu)
     products = Products(OWN_ROWS, OWN_BYTES) if ours else Products()
     return DraftOps(joins, joined_rows, attention, stripes, products)
 
 
+def _chunks(sizes: StepSizes) -> int:
+    """Of the longest context, and the block itself."""
+    return 1 + -(-sizes.blocks_per_slot * sizes.block_size // CHUNK_KEYS)
+
+
 def _split_attention(device: Device, spec: DraftSpec, sizes: StepSizes, dtype: WeightDtype) -> SplitBlockAttention:
     slots, queries = sizes.max_num_seqs, 1 + sizes.num_speculative_tokens
     rows, heads, head_dim = slots * queries, spec.num_heads, spec.head_dim
-    chunks = 1 + -(-sizes.blocks_per_slot * sizes.block_size // CHUNK_KEYS)
+    chunks = _chunks(sizes)
     own = (slots, queries, spec.num_kv_heads, head_dim)
     tiles = -(-queries * (heads // spec.num_kv_heads) // PAIRS)
     arrivals = device.array("draft.arrivals", (slots, spec.num_kv_heads, tiles), np.int32)
