@@ -162,8 +162,8 @@ def test_the_overlap_is_exact_under_the_lazy_schedule_and_not_judged_under_other
 
 def test_a_graph_of_another_size_is_red() -> None:
     class LargestProposal(Runner):
-        def _propose_key(self, step, rows):  # type: ignore[no-untyped-def]
-            return super()._propose_key(step, self.buckets.sizes[-1])
+        def _propose_key(self, step, rows, proposes=True):  # type: ignore[no-untyped-def]
+            return super()._propose_key(step, self.buckets.sizes[-1], proposes)
 
     assert red(report_of("G1", replace(SPECULATIVE, batch=4, event="none"), LargestProposal)) == {"graph size"}
 
