@@ -72,25 +72,23 @@ def assemble(
     try:
         policy = resolve_policy(config.mirror.policy, device)
         with bars("loading weights", "bytes") as advance:
-            weights = checkpoint.load_weights(advance, dtype)
-        # On a CPU the weights are where they stay; a GPU has yet to take them.
-        to_come = weights.nbytes if kind == "cuda" else 0
-        free = int((device.free_bytes() - to_come) * KV_SHARES[kind])
-        block_bytes = kv_cache_bytes(spec, 1, sizes.block_size, STORAGE[dtype].itemsize)
-        block_bytes += speculator.cache_bytes(1, sizes.block_size)
-        blocks = BlockAllocator(_num_blocks(config, sizes, block_bytes, free), sizes.block_size)
-        # A pool smaller than the longest sequence is the limit then, on the device as in the scheduler, which is told the
-        # length that was asked for as well: a request that the pool ends needs more blocks, not a larger max_model_len.
-        asked_model_len = sizes.max_model_len
-        sizes = replace(sizes, max_model_len=min(asked_model_len, blocks.num_positions))
-        model = upload_model(
-            device,
-            spec,
-            weights,
-            max_model_len=sizes.max_model_len,
-            num_blocks=blocks.num_blocks,
-            block_size=sizes.block_size,
-        )
+            weights = checkpoint.stored_weights(advance, dtype)
+            free = int((device.free_bytes() - weights.nbytes) * KV_SHARES[kind])
+            block_bytes = kv_cache_bytes(spec, 1, sizes.block_size, STORAGE[dtype].itemsize)
+            block_bytes += speculator.cache_bytes(1, sizes.block_size)
+            blocks = BlockAllocator(_num_blocks(config, sizes, block_bytes, free), sizes.block_size)
+            # A pool smaller than the longest sequence is the limit then, on the device as in the scheduler, which is told the
+            # length that was asked for as well: a request that the pool ends needs more blocks, not a larger max_model_len.
+            asked_model_len = sizes.max_model_len
+            sizes = replace(sizes, max_model_len=min(asked_model_len, blocks.num_positions))
+            model = upload_model(
+                device,
+                spec,
+                weights,
+                max_model_len=sizes.max_model_len,
+                num_blocks=blocks.num_blocks,
+                block_size=sizes.block_size,
+            )
         with (bars if speculator.drafter else silent_bar)("loading drafter", "bytes") as advance:
             speculation = speculator.build(
                 device, model, sizes, blocks.num_blocks, advance, on_gpu=kind == "cuda", choice=config.graphs.ops

@@ -27,6 +27,11 @@ class Checkpoint(Protocol):
         """
         ...
 
+    def stored_weights(self, progress: Progress | None = None, dtype: WeightDtype = "float32") -> ModelWeights:
+        """The same without reading: matrices are read one by one where they are wanted (runtime/checkpoint/stored_weight.py), and
+        `progress` goes on then. Raises as load_weights does, there."""
+        ...
+
 
 def open_checkpoint(path: Path | str) -> Checkpoint:
     """Open a .gguf file, a Hugging Face folder (config.json beside safetensors), or a folder with one .gguf file.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,17 @@ from gguf.quants import dequantize
 
 from runtime.checkpoint.gguf_header import GgufTensor, read_header
 from runtime.checkpoint.storage import check_dtype, check_tensors, row_chunks, store
+from runtime.checkpoint.stored_weight import stored_weights
 from runtime.checkpoint.tokenizer_source import TokenizerSource
-from runtime.checkpoint.weights import ModelWeights, Progress, WeightDtype, destinations, empty_weights, expected_shapes
+from runtime.checkpoint.weights import (
+    ModelWeights,
+    Progress,
+    WeightArray,
+    WeightDtype,
+    destinations,
+    empty_weights,
+    expected_shapes,
+)
 from runtime.errors import CheckpointError
 from runtime.models.fields import Fields
 from runtime.models.spec import ModelSpec, from_gguf
@@ -65,8 +74,21 @@ class GgufCheckpoint:
         """Dequantise tensor by tensor straight into the fused arrays; scratch is a few MiB."""
         check_dtype(dtype)
         weights = empty_weights(self.spec, dtype)
-        done, total = 0, sum(tensor.nbytes for tensor in self._tensors.values())
-        for name, destination in destinations(self.spec, weights).items():
+        self._read_into(destinations(self.spec, weights), dtype, progress)
+        return weights
+
+    def stored_weights(self, progress: Progress | None = None, dtype: WeightDtype = "float32") -> ModelWeights:
+        check_dtype(dtype)
+
+        def read_into(views: Mapping[str, WeightArray], advance: Progress) -> None:
+            self._read_into(views, dtype, advance)
+
+        total = sum(tensor.nbytes for tensor in self._tensors.values())
+        return stored_weights(self.spec, dtype, read_into, total, progress)
+
+    def _read_into(self, views: Mapping[str, WeightArray], dtype: WeightDtype, progress: Progress | None) -> None:
+        done, total = 0, sum(self._tensors[name].nbytes for name in views)
+        for name, destination in views.items():
             tensor = self._tensors[name]
             raw, order = self._raw(tensor), self._row_order(name, destination.shape[0])
             flat = destination.reshape(raw.shape[0], -1)
@@ -76,7 +98,6 @@ class GgufCheckpoint:
                 done += picked.nbytes
                 if progress is not None:
                     progress(done, total)
-        return weights
 
     def _row_order(self, name: str, rows: int) -> npt.NDArray[np.intp] | None:
         """Which row of the file each row of ours is. llama files hold q and k for interleaved rotation, pairs

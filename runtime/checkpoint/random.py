@@ -16,7 +16,7 @@ import numpy as np
 from runtime.checkpoint.random_tensor import RandomTensor
 from runtime.checkpoint.storage import check_dtype
 from runtime.checkpoint.tokenizer_source import TokenizerSource
-from runtime.checkpoint.weights import STORAGE, LayerWeights, ModelWeights, Progress, WeightDtype
+from runtime.checkpoint.weights import STORAGE, ModelWeights, Progress, WeightDtype, build_weights
 from runtime.errors import SourceError
 from runtime.models.rope import RopeSpec
 from runtime.models.spec import MAX_LAYERS, ModelSpec
@@ -103,6 +103,10 @@ class RandomCheckpoint:
             progress(1, 1)
         return _random_weights(self.spec, dtype, self.seed)
 
+    def stored_weights(self, progress: Progress | None = None, dtype: WeightDtype = "float32") -> ModelWeights:
+        """The same: there is nothing to read."""
+        return self.load_weights(progress, dtype)
+
 
 def byte_tokenizer(vocab_size: int) -> TokenizerSource:
     """Text as its UTF-8 bytes, ids 0..255; the other ids are spelt as their number. Nothing ends a generation."""
@@ -127,29 +131,16 @@ def numbers_of(what: str, text: str | None, limits: Mapping[str, tuple[int, int]
 
 def _random_weights(spec: ModelSpec, dtype: WeightDtype, seed: int) -> ModelWeights:
     """Projections keep the size of what they read; those that write the residual stream are smaller by its number of writers."""
-    hidden, inter, storage = spec.hidden_size, spec.intermediate_size, STORAGE[dtype]
     writers = float(2 * spec.num_layers) ** -0.5
 
-    def matrix(name: str, rows: int, columns: int, gain: float = 1.0) -> Any:
-        return RandomTensor.named(name, (rows, columns), storage, gain * columns**-0.5, seed)
+    def make(name: str, shape: tuple[int, ...]) -> Any:
+        if len(shape) == 1:
+            return np.ones(shape, np.float32)
+        deviation = shape[1] ** -0.5
+        if name == "embed":
+            deviation = 1.0
+        elif name.endswith((".out", ".down")):
+            deviation *= writers
+        return RandomTensor.named(name, shape, STORAGE[dtype], deviation, seed)
 
-    def ones(size: int) -> Any:
-        return np.ones(size, np.float32)
-
-    layers = tuple(
-        LayerWeights(
-            input_norm=ones(hidden),
-            qkv=matrix(f"layers.{i}.qkv", spec.qkv_size, hidden),
-            qkv_bias=None,
-            q_norm=ones(spec.head_dim) if spec.qk_norm else None,
-            k_norm=ones(spec.head_dim) if spec.qk_norm else None,
-            out=matrix(f"layers.{i}.out", hidden, spec.q_size, writers),
-            post_norm=ones(hidden),
-            gate_up=matrix(f"layers.{i}.gate_up", 2 * inter, hidden),
-            down=matrix(f"layers.{i}.down", hidden, inter, writers),
-        )
-        for i in range(spec.num_layers)
-    )
-    embed: Any = RandomTensor.named("embed", (spec.vocab_size, hidden), storage, 1.0, seed)
-    head = embed if spec.tied_embeddings else matrix("head", spec.vocab_size, hidden)
-    return ModelWeights(embed, layers, ones(hidden), head, dtype)
+    return build_weights(spec, dtype, make)

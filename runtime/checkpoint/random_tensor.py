@@ -11,6 +11,7 @@ import numpy as np
 
 from graphs.launch import Array
 from kernels.fill_random import fill_random
+from runtime.checkpoint.stored_weight import StoredWeight
 from runtime.device import Device, Stream
 
 FILL_BLOCKS, FILL_THREADS = 1024, 256
@@ -39,7 +40,7 @@ class RandomTensor:
 
 
 class ConstantMemory:
-    """Puts weights into read-only device memory: arrays by a copy, random tensors by a kernel there.
+    """Puts weights into read-only device memory: arrays by a copy, stored ones once they were read, random ones by a kernel there.
 
     Args:
         prefix: in front of every name.
@@ -52,6 +53,8 @@ class ConstantMemory:
     def __call__(self, name: str, values: Any) -> Array:
         """Blocks until the values are there. Raises DeviceError when they do not fit."""
         name = self._prefix + name
+        if isinstance(values, StoredWeight):
+            return self._device.constant(name, values.read())
         if not isinstance(values, RandomTensor):
             return self._device.constant(name, values)
         if self._stream is None:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
 from runtime.checkpoint.safetensors_folder import check_readable, copy_tensors, open_tensors, read_json_object
 from runtime.checkpoint.storage import check_dtype, check_tensors
+from runtime.checkpoint.stored_weight import stored_weights
 from runtime.checkpoint.tokenizer_source import TokenizerSource
-from runtime.checkpoint.weights import ModelWeights, Progress, WeightDtype, destinations, empty_weights, expected_shapes
+from runtime.checkpoint.weights import (
+    ModelWeights,
+    Progress,
+    WeightArray,
+    WeightDtype,
+    destinations,
+    empty_weights,
+    expected_shapes,
+)
 from runtime.errors import CheckpointError
 from runtime.models.fields import Fields
 from runtime.models.spec import ModelSpec, from_hf_config
@@ -36,6 +46,15 @@ class SafetensorsCheckpoint:
         weights = empty_weights(self.spec, dtype)
         copy_tensors(self._tensors, destinations(self.spec, weights), dtype, progress)
         return weights
+
+    def stored_weights(self, progress: Progress | None = None, dtype: WeightDtype = "float32") -> ModelWeights:
+        check_dtype(dtype)
+
+        def read_into(views: Mapping[str, WeightArray], advance: Progress) -> None:
+            copy_tensors(self._tensors, views, dtype, advance)
+
+        total = sum(tensor.nbytes for tensor in self._tensors.values())
+        return stored_weights(self.spec, dtype, read_into, total, progress)
 
 
 def _all_ends(folder: Path, spec: ModelSpec) -> tuple[int, ...]:

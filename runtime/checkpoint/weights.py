@@ -81,52 +81,68 @@ def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def build_weights(spec: ModelSpec, dtype: WeightDtype, make: Callable[[str, tuple[int, ...]], Any]) -> ModelWeights:
+    """What `make` yields for each weight, by name and shape: embed, final_norm, head, layers.0.qkv and so on."""
+    hidden, inter = spec.hidden_size, spec.intermediate_size
+
+    def layer(index: int) -> LayerWeights:
+        def array(name: str, *shape: int) -> Any:
+            return make(f"layers.{index}.{name}", shape)
+
+        return LayerWeights(
+            input_norm=array("input_norm", hidden),
+            qkv=array("qkv", spec.qkv_size, hidden),
+            qkv_bias=array("qkv_bias", spec.qkv_size) if spec.attention_bias else None,
+            q_norm=array("q_norm", spec.head_dim) if spec.qk_norm else None,
+            k_norm=array("k_norm", spec.head_dim) if spec.qk_norm else None,
+            out=array("out", hidden, spec.q_size),
+            post_norm=array("post_norm", hidden),
+            gate_up=array("gate_up", 2 * inter, hidden),
+            down=array("down", hidden, inter),
+        )
+
+    layers = tuple(layer(index) for index in range(spec.num_layers))
+    embed = make("embed", (spec.vocab_size, hidden))
+    head = embed if spec.tied_embeddings else make("head", (spec.vocab_size, hidden))
+    return ModelWeights(embed, layers, make("final_norm", (hidden,)), head, dtype)
+
+
 def empty_weights(spec: ModelSpec, dtype: WeightDtype) -> ModelWeights:
     """Uninitialised arrays for every weight of `spec`."""
-    hidden, inter, storage = spec.hidden_size, spec.intermediate_size, STORAGE[dtype]
+    return build_weights(spec, dtype, lambda name, shape: np.empty(shape, STORAGE[dtype]))
 
-    def array(*shape: int) -> WeightArray:
-        return np.empty(shape, storage)
 
-    layers = tuple(
-        LayerWeights(
-            input_norm=array(hidden),
-            qkv=array(spec.qkv_size, hidden),
-            qkv_bias=array(spec.qkv_size) if spec.attention_bias else None,
-            q_norm=array(spec.head_dim) if spec.qk_norm else None,
-            k_norm=array(spec.head_dim) if spec.qk_norm else None,
-            out=array(hidden, spec.q_size),
-            post_norm=array(hidden),
-            gate_up=array(2 * inter, hidden),
-            down=array(hidden, inter),
-        )
-        for _ in range(spec.num_layers)
-    )
-    embed = array(spec.vocab_size, hidden)
-    head = embed if spec.tied_embeddings else array(spec.vocab_size, hidden)
-    return ModelWeights(embed, layers, array(hidden), head, dtype)
+def parts(spec: ModelSpec) -> dict[str, dict[str, slice]]:
+    """Which tensors of `expected_shapes` lie in which rows of a weight, by the names of `build_weights`."""
+    q_end, k_end, inter, whole = spec.q_size, spec.q_size + spec.kv_size, spec.intermediate_size, slice(None)
+    qkv = {"q": slice(0, q_end), "k": slice(q_end, k_end), "v": slice(k_end, None)}
+    table: dict[str, dict[str, slice]] = {
+        "embed": {"model.embed_tokens.weight": whole},
+        "final_norm": {"model.norm.weight": whole},
+    }
+    if not spec.tied_embeddings:
+        table["head"] = {"lm_head.weight": whole}
+    for index in range(spec.num_layers):
+        names = {
+            "input_norm": {"input_layernorm.weight": whole},
+            "qkv": {f"self_attn.{name}_proj.weight": rows for name, rows in qkv.items()},
+            "qkv_bias": {f"self_attn.{name}_proj.bias": rows for name, rows in qkv.items()} if spec.attention_bias else {},
+            "q_norm": {"self_attn.q_norm.weight": whole} if spec.qk_norm else {},
+            "k_norm": {"self_attn.k_norm.weight": whole} if spec.qk_norm else {},
+            "out": {"self_attn.o_proj.weight": whole},
+            "post_norm": {"post_attention_layernorm.weight": whole},
+            "gate_up": {"mlp.gate_proj.weight": slice(0, inter), "mlp.up_proj.weight": slice(inter, None)},
+            "down": {"mlp.down_proj.weight": whole},
+        }
+        for name, tensors in names.items():
+            if tensors:
+                table[f"layers.{index}.{name}"] = {f"model.layers.{index}.{tensor}": rows for tensor, rows in tensors.items()}
+    return table
 
 
 def destinations(spec: ModelSpec, weights: ModelWeights) -> dict[str, WeightArray]:
     """Where each tensor of `expected_shapes` belongs: views into the fused arrays, same names, same shapes."""
-    q_end, k_end, inter = spec.q_size, spec.q_size + spec.kv_size, spec.intermediate_size
-    parts = {"q": slice(0, q_end), "k": slice(q_end, k_end), "v": slice(k_end, None)}
-    views: dict[str, WeightArray] = {"model.embed_tokens.weight": weights.embed, "model.norm.weight": weights.final_norm}
-    if not spec.tied_embeddings:
-        views["lm_head.weight"] = weights.head
+    arrays = {"embed": weights.embed, "final_norm": weights.final_norm, "head": weights.head}
     for index, layer in enumerate(weights.layers):
-        prefix = f"model.layers.{index}."
-        views[prefix + "input_layernorm.weight"] = layer.input_norm
-        for name, rows in parts.items():
-            views[prefix + f"self_attn.{name}_proj.weight"] = layer.qkv[rows]
-            if layer.qkv_bias is not None:
-                views[prefix + f"self_attn.{name}_proj.bias"] = layer.qkv_bias[rows]
-        if layer.q_norm is not None and layer.k_norm is not None:
-            views[prefix + "self_attn.q_norm.weight"] = layer.q_norm
-            views[prefix + "self_attn.k_norm.weight"] = layer.k_norm
-        views[prefix + "self_attn.o_proj.weight"] = layer.out
-        views[prefix + "post_attention_layernorm.weight"] = layer.post_norm
-        views[prefix + "mlp.gate_proj.weight"] = layer.gate_up[:inter]
-        views[prefix + "mlp.up_proj.weight"] = layer.gate_up[inter:]
-        views[prefix + "mlp.down_proj.weight"] = layer.down
-    return views
+        arrays |= {f"layers.{index}.{name}": array for name, array in vars(layer).items()}
+    return {tensor: arrays[name][rows] for name, tensors in parts(spec).items() for tensor, rows in tensors.items()}
