@@ -83,6 +83,19 @@ def test_drafts_their_acceptance_and_their_replacement_share_no_noise(verificati
 
 
 @pytest.mark.parametrize("verification", ["standard", "block"])
+def test_blocks_behind_one_another_share_no_numbers(verification: Any) -> None:
+    """Two tokens, five positions: a block decides by drafts that it does not emit, and the next one draws them anew."""
+    count, length = 160_000, 5
+    p, q = np.tile([0.6, 0.4], (2, 1)), np.tile(np.array([0.3, 0.7], np.float32), (2, 1))
+    subject = Chains(p, np.tile(np.arange(2, dtype=np.int32), (2, 1)), q, verification=verification)
+    tokens, _ = subject.run(CPU, count, length, 1)
+    counts = np.bincount(tokens @ 2 ** np.arange(length), minlength=2**length)
+    ones = np.array([bin(text).count("1") for text in range(2**length)])
+    statistic, freedom = chi_square(counts, count * 0.4**ones * 0.6 ** (length - ones))
+    assert statistic < limit(freedom), f"chi-square {statistic:.0f} at {freedom} degrees of freedom"
+
+
+@pytest.mark.parametrize("verification", ["standard", "block"])
 @pytest.mark.parametrize("kind", ["one-hot", "sparse", "wrong"])
 @pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_p": 0.7}, {"top_k": 4, "top_p": 0.8}], ids=str)
 def test_with_top_k_and_top_p(kind: str, verification: Any, filters: dict[str, Any]) -> None:

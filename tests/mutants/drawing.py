@@ -8,6 +8,7 @@ _RANDOM, _SAMPLE, _REJECT = "kernels/random.py", "kernels/sample.py", "kernels/r
 _RESIDUAL, _RUNNER = "kernels/reject_residual.py", "runtime/runner.py"
 _KERNELS = "tests/test_kernels_sampling.py::test_"
 _CHAINS = "tests/test_sampling_distribution.py::test_every_position_has_the_distribution_of_the_target"
+_BLOCKS = "tests/test_sampling_distribution.py::test_blocks_behind_one_another_share_no_numbers"
 _ENGINE = "tests/test_runtime_engine_sampling.py::test_"
 _TEXT = "every text is likely enough: only counting many of them shows a bias"
 
@@ -36,7 +37,7 @@ MUTATIONS = (
         _RANDOM,
         "position, i32(ROLE_ACCEPT), i32(position - place - i32(1)))",
         "position, i32(ROLE_ACCEPT), i32(0))",
-        test=_CHAINS + "[wrong-block-1.0]",
+        test=_BLOCKS + "[block]",
         text=_TEXT + "; one block alone is right, the next one uses numbers that this one has looked at",
     ),
     mutation(
@@ -45,7 +46,7 @@ MUTATIONS = (
         _RANDOM,
         "column_gumbel(seed_low, seed_high, i32(position - place - i32(1)), i32(i32(ROLE_DRAFT) + place), token)",
         "column_gumbel(seed_low, seed_high, position, i32(ROLE_DRAFT), token)",
-        test=_CHAINS + "[sparse-block-1.0]",
+        test=_BLOCKS + "[block]",
         text=_TEXT + "; block verification has looked at a draft that it did not emit, and the next block draws the same again",
     ),
     Mutation(
