@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 logger = logging.getLogger(__name__)
 
-PRIOR_RATE, PRIOR_WEIGHT = 0.6, 4.0
-"""What is believed of a position that was never observed, and how many observations that belief is worth."""
+PRIOR_RATE, PRIOR_WEIGHT = 0.6, 12.0
+"""What is believed of a position that was never observed, and how many observations that belief is worth; it fades like they do."""
 
 MEMORY = 64.0
 """Observations of a position that count; older ones fade."""
@@ -84,20 +84,21 @@ class Acceptance:
     """Conditional acceptance rate of each position, as it has been of late: P(accepted | all before it were)."""
 
     def __init__(self, k: int) -> None:
-        self._accepted, self._seen = [0.0] * k, [0.0] * k
+        self._accepted, self._seen, self._prior = [0.0] * k, [0.0] * k, [PRIOR_WEIGHT] * k
 
     def observe(self, scheduled: int, accepted: int) -> None:
         """Positions up to the first that was not accepted were tried; a draft that was missing was not accepted."""
         for position in range(min(accepted + 1, scheduled)):
             fade = 1.0 - 1.0 / MEMORY
+            self._prior[position] *= fade
             self._seen[position] = self._seen[position] * fade + 1.0
             self._accepted[position] = self._accepted[position] * fade + (position < accepted)
 
     def rates(self) -> list[float]:
         """A position is believed to do as the one before it until it has been seen."""
         rates, believed = [], PRIOR_RATE
-        for accepted, seen in zip(self._accepted, self._seen, strict=True):
-            believed = (accepted + PRIOR_WEIGHT * believed) / (seen + PRIOR_WEIGHT)
+        for accepted, seen, prior in zip(self._accepted, self._seen, self._prior, strict=True):
+            believed = (accepted + prior * believed) / (seen + prior)
             rates.append(believed)
         return rates
 
