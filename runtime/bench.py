@@ -66,7 +66,7 @@ class Bench:
     def _level(
         self, engine: Engine, config: RunConfig, concurrency: int, load_s: float, bandwidth: float | None
     ) -> dict[str, Any]:
-        prompts, params = self._prompts_of(engine, concurrency), config.sampling.params()
+        prompts, params = self._prompts_of(engine, concurrency), config.sampling.params_to_time()
 
         def repetition() -> list[RunRecord]:
             return [_timed(engine, call, params) for call in _calls(prompts, concurrency)]

@@ -78,7 +78,7 @@ def compare(
         parsed = [Arm.parse(name, base) for name in names]
         _refuse_narrow([arm.config for arm in parsed], levels)
         texts = [] if input_len is not None else prompts_of(base, prompt, prompt_file)
-        plan = Plan(levels, texts, base.sampling.params(), input_len, pairs, num_warmups, same_outputs=not other_outputs)
+        plan = Plan(levels, texts, base.sampling.params_to_time(), input_len, pairs, num_warmups, same_outputs=not other_outputs)
         with (silent_bar if quiet else progress_bar)("comparing", "runs") as advance:
             report = run_compare(parsed, plan, lambda arm: open_engine(arm.config, True), advance)
         if record is not None:

@@ -241,6 +241,12 @@ class SamplingConfig(Section):
         """The same values as SamplingParams. Raises SamplingError."""
         return SamplingParams(**dict(self))
 
+    def params_to_time(self) -> SamplingParams:
+        """The same for a command that times prompts. Raises ConfigError for more than one sequence of each."""
+        if self.n > 1:
+            raise ConfigError(f"sampling.n = {self.n}: prompts are timed with one sequence each; set sampling.n to 1")
+        return self.params()
+
 
 class PromptsConfig(Section):
     """What `draftgraph run` answers when the command line gives no prompt."""

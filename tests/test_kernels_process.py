@@ -6,13 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from kernels import oracle_process as oracle
 from kernels.penalties import IN_PROMPT, begin_counts
 from kernels.process_adjust import adjust_logits, forbid_tokens
-from kernels.process_filter import filter_logits
 from tests.kernel_cases import Launch, floats, launches, live, poisoned, untouched
 
 STRIPED = launches((1, 1), ((2, 2), 3), ((5, 3), 8))
@@ -201,3 +198,79 @@ def test_forbidden_tokens_by_hand() -> None:
     masked = [set(np.flatnonzero(row == -np.inf)) for row in oracle.forbid_tokens(**forbid_case())[0]]
     assert masked[:4] == [{12, 20, 2, 33}, {12, 21, 2, 33}, {12, 21}, {12, 7}]
     assert masked[4:] == [set(), {1}, {40}, set(), set(), set(), set()]
+
+
+# ---- vectors of peers ------------------------------------------------------------------------------------------------
+
+TOP, SECOND = 100, 99
+
+
+@pytest.mark.parametrize(
+    ("case", "drafts", "target", "expected"),
+    [
+        (
+            "L2 bad words",
+            [[1, 2, 3], [1, 15, 3], [1, 2, 3]],
+            [[1, 2, 3, 4], [1, 15, 3, 4], [1, 2, 3, 4]],
+            [[1, 15, -1, -1], [1, 15, 3, 4], [1, 15, -1, -1]],
+        ),
+        (
+            "L3 allowed ids",
+            [[1, 2, 10], [10, 5, 3], [7, 10, 12]],
+            [[1, 2, 10, 5], [10, 5, 10, 5], [7, 10, 12, 5]],
+            [[15, -1, -1, -1], [10, 5, 10, -1], [7, 10, 12, 15]],
+        ),
+    ],
+    ids=["L2", "L3"],
+)
+@ROWS
+def test_masks_within_verified_blocks(
+    launch: Launch, case: str, drafts: list[list[int]], target: list[list[int]], expected: list[list[int]]
+) -> None:
+    """VECTORS 6.2: three requests with three drafts each; 15 is second at every place. L2 forbids token 2 to requests 0 and 2, L3
+    forbids 0..4 to request 0 and 2..6 to request 2. There the bonus token comes from elsewhere; here it obeys the request, so that
+    L3 ends in 15 and not in the forbidden 5."""
+    logits = np.full((12, VOCAB), -TOP, np.float32)
+    logits[:, 15] = SECOND
+    logits[np.arange(12), np.array(target).reshape(-1)] = TOP
+    allowed, restricted = np.zeros((3, 3), np.int32), np.zeros(3, np.int32)
+    if case.startswith("L3"):
+        allowed[0], allowed[2] = bits(*range(5, VOCAB)), bits(0, 1, *range(7, VOCAB))
+        restricted[[0, 2]] = 1
+    rows = {
+        "slot_of_row": np.repeat(np.arange(3, dtype=np.int32), 4),
+        "local_position": np.tile(np.arange(4, dtype=np.int32), 3),
+        "input_ids": np.array([[60, *block] for block in drafts], np.int32).reshape(-1),
+        "logits_indices": np.arange(12, dtype=np.int32),
+        "num_rows": live(12),
+    }
+    args: dict[str, Any] = {
+        "processed": untouched(12, VOCAB),
+        "best": untouched(1, 12),
+        "logits": logits,
+        "temperature": np.zeros(3, np.float32),
+        "repetition": np.ones(3, np.float32),
+        "presence": np.zeros(3, np.float32),
+        "frequency": np.zeros(3, np.float32),
+        "counts": np.zeros((3, VOCAB), np.int32),
+        "num_bias": np.zeros(3, np.int32),
+        "bias_ids": np.zeros((3, 1), np.int32),
+        "bias_values": np.zeros((3, 1), np.float32),
+        "restricted": restricted,
+        "allowed": allowed,
+        "history": np.full((3, 8), 60, np.int32),
+        "total_len": np.full(3, 4, np.int32),
+        "min_total_len": np.zeros(3, np.int32),
+        "stop_ids": np.full((3, 1), -1, np.int32),
+        "num_bad": integers(1, 0, 1) if case.startswith("L2") else np.zeros(3, np.int32),
+        "bad_starts": np.tile(integers(0, 1), (3, 1)),
+        "bad_tokens": np.full((3, 1), 2, np.int32),
+        **rows,
+    }
+    for kernel in (adjust_logits, forbid_tokens):
+        launch.run(kernel, *(args[name] for name in kernel.params))
+    chosen = args["processed"].argmax(1).reshape(3, 4)
+    for request in range(3):
+        agreeing = [bool(chosen[request, i] == drafts[request][i]) for i in range(3)]
+        kept = agreeing.index(False) if False in agreeing else 3
+        assert [*chosen[request, : kept + 1], *[-1] * (3 - kept)] == expected[request]

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from runtime.errors import PromptError, SamplingError
+from runtime.config import load_config
+from runtime.errors import ConfigError, PromptError, SamplingError
 from runtime.request_file import read_prompt_file, read_request_file
 from runtime.request_seed import samples_of
 from runtime.resolve_sampling import ParamsResolver
@@ -48,6 +49,7 @@ from runtime.sampling import SamplingParams
         ({"n": 2}, "n = 2: greedy sequences of one prompt are all the same"),
         ({"logprobs": 21}, "logprobs = 21: must be an integer in 0..20"),
         ({"logprobs": -1}, "logprobs = -1: must be an integer in 0..20"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs = 21: must be an integer in 0..20"),
     ],
 )
 def test_parameters_out_of_range(fields: dict[str, Any], message: str) -> None:
@@ -114,6 +116,12 @@ def test_bad_words_of_too_many_tokens() -> None:
     resolver = ParamsResolver(Words(), vocab_size=20, eos_token_ids=(2,))
     with pytest.raises(SamplingError, match=r"2 spellings of 1025 tokens, at most 128 of 1024"):
         resolver.resolve(SamplingParams(bad_words=[[5] * 1000, [6] * 25]))  # type: ignore[arg-type]
+
+
+def test_commands_that_time_take_one_sequence() -> None:
+    config = load_config({"model": {"source": "x"}, "sampling": {"n": 2, "temperature": 1}})
+    with pytest.raises(ConfigError, match=r"sampling\.n = 2: prompts are timed with one sequence each; set sampling\.n to 1"):
+        config.sampling.params_to_time()
 
 
 # ---- request files -----------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def run_pass(
         ConfigError: the workload does not fit; others of the engine.
     """
     with open_engine() as engine:
-        library, params = engine.runner.library, config.sampling.params()
+        library, params = engine.runner.library, config.sampling.params_to_time()
         Workload(workload.prompts, 1, 1).run(engine, _watched(library, ReplayLog(Collector())), params)
         log, clock = _watched(library, ReplayLog(collector)), PhaseClock(MARKS)
         before = library.launches.copy()
