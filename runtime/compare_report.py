@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -26,16 +27,8 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
             heading = pair
         line = f"  concurrency {result['concurrency']:<3} {UNITS[result['metric']]:11} {result['verdict']}"
         if "ratio" in result:
-            low, high = result["interval"]
+            low, high = (math.exp(bound) for bound in result["interval"])
             first, second = result["medians"]
-            line += (
-                f"  {first:.3f} against {second:.3f}: {_percent(result['log_ratio'])}"
-                f" (95 %: {_percent(low)} to {_percent(high)})"
-            )
+            line += f"  {first:.3f} against {second:.3f}: {result['ratio']:.3f} times as good (95 %: {low:.3f} to {high:.3f})"
         yield line
         yield f"      {result['detail']}"
-
-
-def _percent(log_ratio: float) -> str:
-    """Of a log ratio, in words that hold for both directions: how much better the first arm is."""
-    return f"{100 * log_ratio:+.2f} log %"
