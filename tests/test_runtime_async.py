@@ -139,6 +139,9 @@ def test_path_counters_as_values() -> None:
     assert paths.as_dict() == {
         "steps": {"mixed": 1, "verify": 1},
         "padded_rows": 1,
+        "sampled_steps": {},
+        "degenerate_tokens": 0,
+        "late_captures": 0,
         "proposals": 0,
         "admissions": 0,
         "collected_late": 1,

@@ -138,7 +138,7 @@ def test_an_unknown_architecture(refused: Refused, model: TinyModel) -> None:
         ("scheduler.max_num_seqs", "'4'", ["scheduler.max_num_seqs = '4'", "integer"]),
         ("scheduler.max_num_seqs", 0, ["scheduler.max_num_seqs = 0", "greater than or equal to 1"]),
         ("scheduler.block_size", 12, ["scheduler.block_size = 12", "power of two"]),
-        ("speculator.num_speculative_tokens", -1, ["num_speculative_tokens = -1", "greater than or equal to 0"]),
+        ("speculator.num_speculative_tokens", -1, ["num_speculative_tokens = -1", "must be auto, an integer of 0..64"]),
         ("speculator.num_speculative_tokens", 32, ["num_speculative_tokens = 32", "33 tokens", "max_num_batched_tokens = 32"]),
         ("scheduler.max_model_len", 257, ["scheduler.max_model_len = 257", "256", "lower it"]),
         ("device", "tpu", ["device = 'tpu'", "cuda"]),
