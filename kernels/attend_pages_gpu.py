@@ -45,6 +45,12 @@ def cache_offset(cache, entry, kv_head):
 
 
 @device_function
+def row_offset(row, count, stride):
+    """Of a row of a tile of which `count` are there: nothing is read of the others, but every address is one of the cache."""
+    return i64(i32(min(row, max(i32(count - i32(1)), i32(0))) * stride))
+
+
+@device_function
 def copy_size(valid):
     """Bytes of a copy, 0 for zeros instead."""
     return u32(16) if valid else u32(0)
@@ -55,9 +61,9 @@ def fetch_tile_keys(to, k_cache, block_tables, table_row, kv_head, tile, entry, 
     """Sixteen keys under way to a lane's slots `to`: zeros from key `limit` on."""
     block_size, head_dim = i32(k_cache.shape[1]), i32(k_cache.shape[3])
     row, column = i32(lane() >> i32(2)), i64(i32((lane() & i32(3)) * i32(8)))
-    near = cache_offset(k_cache, i32(entry + row), kv_head) + column
-    far = near + i64(i32(i32(8) * i32(k_cache.shape[2]) * head_dim))
-    count = i32(limit - tile * i32(_KEYS))
+    count, stride = i32(limit - tile * i32(_KEYS)), i32(i32(k_cache.shape[2]) * head_dim)
+    start = cache_offset(k_cache, entry, kv_head) + column
+    near, far = start + row_offset(row, count, stride), start + row_offset(i32(row + i32(8)), count, stride)
     if i32(block_size & i32(_KEYS - 1)) != i32(0):
         near = loose_offset(k_cache, block_tables, table_row, kv_head, tile, row, limit, share) + column
         far = loose_offset(k_cache, block_tables, table_row, kv_head, tile, i32(row + i32(8)), limit, share) + column
@@ -79,9 +85,10 @@ def fetch_tile_values(to, v_cache, block_tables, table_row, kv_head, tile, entry
     """The same for the values."""
     block_size, head_dim = i32(v_cache.shape[1]), i32(v_cache.shape[3])
     row, column = i32((lane() & i32(3)) * i32(2)), i64(i32((lane() >> i32(2)) * i32(8)))
-    count, stride = i32(limit - tile * i32(_KEYS)), i64(i32(i32(v_cache.shape[2]) * head_dim))
-    a = cache_offset(v_cache, i32(entry + row), kv_head) + column
-    b, c, d = a + stride, a + i64(8) * stride, a + i64(9) * stride
+    count, stride = i32(limit - tile * i32(_KEYS)), i32(i32(v_cache.shape[2]) * head_dim)
+    start = cache_offset(v_cache, entry, kv_head) + column
+    a, b = start + row_offset(row, count, stride), start + row_offset(i32(row + i32(1)), count, stride)
+    c, d = start + row_offset(i32(row + i32(8)), count, stride), start + row_offset(i32(row + i32(9)), count, stride)
     if i32(block_size & i32(_KEYS - 1)) != i32(0):
         a = loose_offset(v_cache, block_tables, table_row, kv_head, tile, row, limit, share) + column
         b = loose_offset(v_cache, block_tables, table_row, kv_head, tile, i32(row + i32(1)), limit, share) + column

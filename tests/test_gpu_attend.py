@@ -23,27 +23,29 @@ NUMPY = {"bfloat16": "uint16", "float16": "float16"}
         ("bfloat16", True, 128, 16, 37, 1, 4, 1, 1),
         ("float16", False, 128, 12, 30, 5, 4, 2, 1),
         ("bfloat16", True, 64, 32, 45, 8, 2, 1, 2),
+        ("bfloat16", True, 128, 16, 150, 2, 4, 4, 2),
     ],
     ids=str,
 )
 def test_a_step_of_attention(
     storage: str, normed: bool, head_dim: int, block_size: int, before: int, rows: int, group: int, warps: int, blocks: int
 ) -> None:
-    """A block of one warp goes over all tiles of one request, and nothing of another. Cells of this step hold NaN before it."""
+    """Warps of a cluster share the tiles of one request, several each or none, and nothing of another is read. Cells of this step hold
+    NaN before it."""
     kv_heads, eps, token, pages = 2, 1e-5, 2, -(-(before + rows) // block_size)
     tables = np.zeros((2, pages + 1), np.int32)
-    tables[1, :pages] = (np.arange(pages) * 3 + 1) % 8
+    tables[1, :pages] = np.random.default_rng(1).permutation(pages + 2)[:pages]
     positions = np.append([7, 7], before + np.arange(rows)).astype(np.int32)
     cells = tables[1, positions // block_size] * block_size + positions % block_size
     slots = np.append([-1, -1], cells[token:]).astype(np.int32)
     heads = group * kv_heads
     caches = []
     for seed in (7, 8):
-        cache = np.full((8, block_size, kv_heads, head_dim), np.nan, np.float32)
+        cache = np.full((pages + 2, block_size, kv_heads, head_dim), np.nan, np.float32)
         past = np.arange(before)
         cache[tables[1, past // block_size], past % block_size] = floats(seed, before, kv_heads, head_dim)
         caches.append(stored(cache, storage))
-    angles = np.arange(64)[:, None] * 0.7 ** np.arange(head_dim // 2)
+    angles = np.arange(before + rows)[:, None] * 0.7 ** np.arange(head_dim // 2)
     args: dict[str, Any] = {
         "out": stored(np.full((token + rows, heads * head_dim), -7, np.float32), storage),
         "k_cache": caches[0],
