@@ -14,7 +14,7 @@ TopK = Annotated[int | None, typer.Option("--top-k", metavar="K", help="Draws fr
 MinP = Annotated[float | None, typer.Option("--min-p", metavar="P", help="Drops tokens less than P times as likely as the best.")]
 Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of each sampled request.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="Ends the answer before TEXT; may be repeated.")]
-Logprobs = Annotated[int | None, typer.Option("--logprobs", metavar="N", help="In --json: log probabilities, and the N best tokens.")]
+Logprobs = Annotated[int | None, typer.Option("--logprobs", metavar="N", help="In --json: log probabilities, and N best tokens.")]
 Sequences = Annotated[int | None, typer.Option("-n", metavar="N", help="Answers to each prompt.")]
 
 
