@@ -200,33 +200,33 @@ def block_attend(
                 first_pair = i32((piece - chunk * tiles) * i32(PAIRS))
                 pairs = min(queries * group - first_pair, i32(PAIRS))
                 start = i32((skipped + chunk) * i32(CHUNK_KEYS))
+                # Own keys and values are a page of a cache of their own: request r has page r.
+                keys_of, values_of, tables, owner = k_cache, v_cache, block_tables, slot
                 first, keys = start, min(context - start, i32(CHUNK_KEYS))
                 if chunk == chunks - i32(1):
-                    first, keys = context, block_lens[request]
-                    score_chunk(
-                        scores, sums, value_ring, query, own_keys, own_values, own_table, request, kv_head, token, group,
-                        first_pair, pairs, i32(0), keys, part_keys, slabs, parts, warp, warps,
-                    )  # fmt: skip
-                else:
-                    score_chunk(
-                        scores, sums, value_ring, query, k_cache, v_cache, block_tables, slot, kv_head, token, group,
-                        first_pair, pairs, start, keys, part_keys, slabs, parts, warp, warps,
-                    )  # fmt: skip
+                    keys_of, values_of, tables, owner = own_keys, own_values, own_table, request
+                    start, first, keys = i32(0), context, block_lens[request]
+                fetch_keys(sums, keys_of, tables, owner, kv_head, start, keys, warp, warps)
+                fetch_values(
+                    value_ring, values_of, tables, owner, kv_head, start, part_keys, keys, slabs, parts, warp, warps
+                )
+                attend_scores(
+                    scores, i32(CHUNK_KEYS), sums, query, keys_of, tables, owner, kv_head, token, group, first_pair, pairs, start,
+                    keys, warp, warps,
+                )  # fmt: skip
                 cuda.syncthreads()
                 seen_softmax(
                     scores, largest, normalizer, group, first_pair, pairs, context, first, keys, window, causal, scale, warp, warps
                 )
                 cuda.syncthreads()
-                if chunk == chunks - i32(1):
-                    sum_values(
-                        sums, scores, value_ring, own_values, own_table, request, kv_head, pairs, i32(0), keys, part_keys,
-                        slabs, parts, warp, warps,
+                unit = i32(warp)
+                while unit < slabs * parts:
+                    part = divide(unit, slabs)
+                    attend_values(
+                        sums, unit, scores, i32(CHUNK_KEYS), value_ring, values_of, tables, owner, kv_head, pairs, start,
+                        part * part_keys, (part + i32(1)) * part_keys, keys, (unit - part * slabs) * i32(SLAB),
                     )  # fmt: skip
-                else:
-                    sum_values(
-                        sums, scores, value_ring, v_cache, block_tables, slot, kv_head, pairs, start, keys, part_keys, slabs,
-                        parts, warp, warps,
-                    )  # fmt: skip
+                    unit += warps
                 cuda.syncthreads()
                 item = i32(cuda.threadIdx.x)
                 while item < pairs * head_dim:
@@ -266,31 +266,3 @@ def block_attend(
             kv_head += i32(cuda.gridDim.y)
         request += i32(cuda.gridDim.z)
 
-
-@device_function
-def score_chunk(
-    scores, sums, value_ring, query, keys_of, values_of, tables, slot, kv_head, token, group, first_pair, pairs, start, keys,
-    part_keys, slabs, parts, warp, warps,
-):  # fmt: skip
-    """Keys and values of a chunk under way, and its scores."""
-    fetch_keys(sums, keys_of, tables, slot, kv_head, start, keys, warp, warps)
-    fetch_values(value_ring, values_of, tables, slot, kv_head, start, part_keys, keys, slabs, parts, warp, warps)
-    attend_scores(
-        scores, i32(CHUNK_KEYS), sums, query, keys_of, tables, slot, kv_head, token, group, first_pair, pairs, start, keys,
-        warp, warps,
-    )  # fmt: skip
-
-
-@device_function
-def sum_values(
-    sums, scores, value_ring, values_of, tables, slot, kv_head, pairs, start, keys, part_keys, slabs, parts, warp, warps
-):
-    """The values of a chunk by their shares, into the parts that `part_total` adds up."""
-    unit = i32(warp)
-    while unit < slabs * parts:
-        part = divide(unit, slabs)
-        attend_values(
-            sums, unit, scores, i32(CHUNK_KEYS), value_ring, values_of, tables, slot, kv_head, pairs, start, part * part_keys,
-            (part + i32(1)) * part_keys, keys, (unit - part * slabs) * i32(SLAB),
-        )  # fmt: skip
-        unit += warps

@@ -52,7 +52,16 @@ def test_kernel_compiles_to_ptx_without_doubles(ptx: dict[str, dict[str, dict[st
 @pytest.mark.parametrize("storage", ["float16", "bfloat16"])
 @pytest.mark.parametrize(
     "name",
-    ["norm_project", "norm_gate_up", "project_residual", "project_argmax", "attend_step", "norm_attend_step", "attend_rows"],
+    [
+        "norm_project",
+        "norm_gate_up",
+        "project_residual",
+        "project_argmax",
+        "attend_step",
+        "norm_attend_step",
+        "attend_rows",
+        "block_attend",
+    ],
 )
 def test_products_load_sixteen_bytes_into_tensor_cores(
     ptx: dict[str, dict[str, dict[str, str]]], name: str, storage: str
