@@ -217,7 +217,8 @@ def test_operations_are_found_in_kernel_names(name: str, expected: str) -> None:
     ("module", "family"),
     [
         ("kernels.attend_tile", "attention"), ("kernels.project", "products"),
-        ("kernels.block_conv", "drafter"), ("kernels.new", "other"),
+        ("kernels.block_conv", "drafter"), ("kernels.clear_drafts", "drafter"), ("kernels.sampling_slots", "sampling"),
+        ("kernels.new", "other"),
     ],
 )
 def test_a_family_is_known_by_the_file_of_a_kernel(module: str, family: str) -> None:

@@ -20,9 +20,9 @@ _MODULES = {
     PRODUCTS: "project head tile",
     ATTENTION: "attend attention rotate rope kv_store head_norm",
     ELEMENTWISE: "rmsnorm swiglu bias embed gather",
-    SAMPLING: "argmax sample random reject process penalties logprobs",
-    DRAFTER: "ngram block context candidates selector draft tap logit_scale",
-    STEP: "accept advance combine prepare prefill_inputs publish expand slots tape toy",
+    SAMPLING: "argmax sample sampling random reject process penalties logprobs degenerate",
+    DRAFTER: "ngram block context candidates selector draft tap logit_scale clear_drafts",
+    STEP: "accept advance combine prepare prefill_inputs publish expand slots request_lists tape toy",
 }
 _BY_MODULE = {module: family for family, modules in _MODULES.items() for module in modules.split()}
 _LIBRARY_PRODUCT = re.compile(r"gemm|gemv|cutlass|nvjet|splitk|cublas|matmul|xmma", re.IGNORECASE)
