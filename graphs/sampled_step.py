@@ -10,7 +10,7 @@ from graphs.launch import Array, Launcher
 from graphs.logits_processing import record_counting, record_processing
 from graphs.sampling_state import DraftDistribution, RequestLists, SamplingScratch, VerificationScratch
 from kernels.degenerate import publish_degenerate
-from kernels.random import QUARTER, TILE
+from kernels.random import TILE
 from kernels.reject import BLOCK, STANDARD, accept_drafts
 from kernels.reject_residual import emit_drawn, residual_stripes
 from kernels.reject_rows import sum_rows, sum_stripes
@@ -18,16 +18,28 @@ from kernels.sample import pick_rows, race_stripes
 
 Verification = Literal["standard", "block"]
 
-TILES_PER_STRIPE = 8
+FEWEST_TILES, MOST_TILES = 2, 8
 """Tiles of the vocabulary that one block goes over: more of them prune more, fewer of them fill a GPU at few rows."""
 
+BLOCKS = 600
+"""That many fill a GPU."""
+
 ROW_THREADS = 32
+RACE_THREADS = 128
 SUM_THREADS = 256
 
 
-def stripes_of(vocab_size: int) -> int:
-    """S: stripes that a race over a vocabulary is cut into."""
-    return -(-vocab_size // (TILE * TILES_PER_STRIPE))
+def stripes_of(vocab_size: int, tiles: int = FEWEST_TILES) -> int:
+    """Stripes of so many tiles that a vocabulary is cut into; the most there can be by default."""
+    return -(-vocab_size // (TILE * tiles))
+
+
+def tiles_for(rows: int, vocab_size: int) -> int:
+    """Tiles of a stripe for a race of `rows` rows. No result depends on it."""
+    tiles = MOST_TILES
+    while tiles > FEWEST_TILES and rows * stripes_of(vocab_size, tiles) < BLOCKS:
+        tiles //= 2
+    return tiles
 
 
 class Sampler:
@@ -67,6 +79,7 @@ class Sampler:
         self.lists = lists
         self._distribution, self._verified = distribution, verified
         self._verification = BLOCK if verification == "block" else STANDARD
+        self._vocab_size = scratch.processed.shape[1]
 
     @property
     def has_distribution(self) -> bool:
@@ -77,22 +90,24 @@ class Sampler:
         """Record logits -> the target's own token of each logits row, int32 [J]."""
         scratch, live = self.scratch, step.inputs.num_logits
         self._record_processing(launch, key, state, step, num_logits)
+        tiles = tiles_for(num_logits, self._vocab_size)
+        stripes = stripes_of(self._vocab_size, tiles)
+        best = scratch.best_score[:stripes], scratch.best_column[:stripes]
         launch.launch(
             race_stripes,
-            (num_logits, scratch.best_score.shape[0]),
-            QUARTER,
-            scratch.best_score,
-            scratch.best_column,
+            (num_logits, stripes),
+            RACE_THREADS,
+            *best,
             scratch.processed[:num_logits],
             state.sampling.temperature,
             state.sampling.seed,
             step.token_slot,
             step.positions,
             step.logits_indices,
-            TILES_PER_STRIPE,
+            tiles,
             live,
         )
-        picks, best = scratch.picks[:num_logits], (scratch.best_score, scratch.best_column)
+        picks = scratch.picks[:num_logits]
         launch.launch(pick_rows, num_logits, ROW_THREADS, picks, scratch.degenerate[:num_logits], *best, live)
         return picks
 
@@ -105,9 +120,9 @@ class Sampler:
         processed, indices = scratch.processed[:num_logits], step.logits_indices
         idx_mapping, cu_num_logits = inputs.idx_mapping[:rows], inputs.cu_num_logits[: rows + 1]
         self._record_processing(launch, key, state, step, num_logits)
-        stripes = scratch.best_score.shape[0]
+        # The same stripes for any number of rows: a sum depends on them in its last bits, and a draft on the sum.
+        stripes, width = stripes_of(self._vocab_size, MOST_TILES), TILE * MOST_TILES
         sums = (verified.stripe_max, verified.stripe_sum, verified.stripe_column)
-        width = TILE * TILES_PER_STRIPE
         launch.launch(sum_stripes, (num_logits, stripes), SUM_THREADS, *sums, processed, width, inputs.num_logits)
         of_rows = (verified.log_sum, scratch.picks, scratch.degenerate, verified.uniforms)
         where = (sampling.seed, step.token_slot, step.positions, indices, scratch.local_position, inputs.num_logits)
@@ -134,12 +149,14 @@ class Sampler:
             self._verification,
             inputs.num_requests,
         )
+        tiles = tiles_for(rows, self._vocab_size)
+        stripes = stripes_of(self._vocab_size, tiles)
+        best = scratch.best_score[:stripes], scratch.best_column[:stripes]
         launch.launch(
             residual_stripes,
             (rows, stripes),
-            QUARTER,
-            scratch.best_score,
-            scratch.best_column,
+            RACE_THREADS,
+            *best,
             processed,
             verified.log_sum,
             verified.num_accepted,
@@ -153,7 +170,7 @@ class Sampler:
             indices,
             cu_num_logits,
             idx_mapping,
-            TILES_PER_STRIPE,
+            tiles,
             inputs.num_requests,
         )
         launch.launch(
@@ -163,8 +180,7 @@ class Sampler:
             step.sampled[:rows],
             step.num_sampled[:rows],
             verified.num_accepted,
-            scratch.best_score,
-            scratch.best_column,
+            *best,
             scratch.picks,
             step.input_token_ids,
             indices,
