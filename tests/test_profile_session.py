@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from graphs.key import Family, GraphKey
 from runtime.cli import app
 from runtime.config import RunConfig, load_config
 from runtime.errors import ConfigError, DeviceError
@@ -20,6 +21,7 @@ from runtime.phase_clock import Phase
 from runtime.profile import session
 from runtime.profile.analysis import Analysis
 from runtime.profile.chrome_trace import chrome_trace
+from runtime.profile.collectors import OPENING, Collector, ReplayLog
 from runtime.profile.graph_facts import bytes_read
 from runtime.profile.lanes import lanes_of, middle_steps
 from runtime.profile.page import render_page, tick_ns
@@ -305,3 +307,14 @@ def test_a_missing_cupti_is_named_with_its_remedy(model: Path) -> None:
             session.pass_in_child(child_config(model), Mode.GRAPH, Workload([[5, 6]], 1, 2), quiet=True)
     else:
         pytest.skip("CUPTI is installed here")
+
+
+def test_a_step_begins_with_a_graph_of_the_target() -> None:
+    log = ReplayLog(Collector())
+    target, others = GraphKey.uniform(1, 3), [family for family in Family if family not in OPENING]
+    for _ in range(2):
+        for key in (target, *(replace(target, family=family) for family in others)):
+            log.before(key)
+            log.after(key)
+    assert [replay.opens for replay in log.replays()] == ([True] + [False] * len(others)) * 2
+    assert log.uniform_steps() == 2

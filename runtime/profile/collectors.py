@@ -12,6 +12,10 @@ from graphs.key import Family, GraphKey
 from runtime.profile.trace import Activity, Kind, Mode, Replay
 
 
+OPENING = (Family.MIXED, Family.DECODE, Family.VERIFY)
+"""A step begins with one of these and may launch others behind it: drafts, a drafter's context, log probabilities."""
+
+
 class Collector:
     """Records nothing; the base of those that do."""
 
@@ -60,11 +64,11 @@ class ReplayLog:
         for key, _, _ in reversed(self._noted):
             if key.family is Family.MIXED:
                 break
-            steps += key.family is not Family.PROPOSE
+            steps += key.family in OPENING
         return steps
 
     def replays(self) -> list[Replay]:
-        return [Replay(str(key), start, end, key.family is not Family.PROPOSE) for key, start, end in self._noted]
+        return [Replay(str(key), start, end, key.family in OPENING) for key, start, end in self._noted]
 
 
 class EventCollector(Collector):
