@@ -11,7 +11,6 @@ from typing import Any
 from graphs.key import Family, GraphKey
 from runtime.profile.trace import Activity, Kind, Mode, Replay
 
-
 OPENING = (Family.MIXED, Family.DECODE, Family.VERIFY)
 """A step begins with one of these and may launch others behind it: drafts, a drafter's context, log probabilities."""
 

@@ -18,7 +18,15 @@ PHASE_COLOURS = {
     Phase.UPDATE.label: "#8c6d31",
     Phase.DETOKENISE.label: "#2ca02c",
 }
-GRAPH_COLOURS = {"decode": "#2f5d8c", "verify": "#2f5d8c", "mixed": "#3f8f6b", "propose": "#9467bd"}
+GRAPH_COLOURS = {
+    "decode": "#2f5d8c",
+    "verify": "#2f5d8c",
+    "mixed": "#3f8f6b",
+    "propose": "#9467bd",
+    "context": "#c5b0d5",
+    "logprobs": "#e377c2",
+    "prompt logprobs": "#e377c2",
+}
 FAMILY_COLOURS = {
     "products": "#4c78a8",
     "attention": "#f58518",
