@@ -108,6 +108,7 @@ class StepInputs:
     cu_num_logits: Array  # [N + 1] pads = logits rows
     num_block_writes: Array  # [1]
     block_writes: Array  # [W, 3] (slot, column, block)
+    query_len: int = 0  # rows of every request, 0 where they differ: what launches are laid out for
 
     @property
     def num_tokens(self) -> Array:
@@ -140,8 +141,9 @@ class StepArrays:
     num_drafts: Array  # [N] by row: drafts >= 0 that were verified
     outcome: Array  # [1, N, 4 + k] by row: num_sampled, num_drafts, finished, sampled...
 
-    def of_requests(self, count: int) -> StepArrays:
-        """The same arrays for a step of at most `count` requests: what a target lays its launches out for."""
+    def of_requests(self, count: int, query_len: int) -> StepArrays:
+        """The same arrays for a step of at most `count` requests of `query_len` rows each, 0 = they differ."""
         inputs = self.inputs
-        rows = replace(inputs, idx_mapping=inputs.idx_mapping[:count], query_start_loc=inputs.query_start_loc[: count + 1])
+        starts = inputs.query_start_loc[: count + 1]
+        rows = replace(inputs, idx_mapping=inputs.idx_mapping[:count], query_start_loc=starts, query_len=query_len)
         return replace(self, inputs=rows)

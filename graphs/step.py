@@ -56,7 +56,7 @@ def record_step(
     synthetic_acceptance: accept this share of drafts by a hash, whatever the target says of them (timing); None = the real walk.
     """
     _record_inputs(launch, key, state, step, block_size, max_model_len)
-    target.record(launch, state, step.of_requests(key.num_requests), key.num_tokens, num_logits)
+    target.record(launch, state, step.of_requests(key.num_requests, key.query_len), key.num_tokens, num_logits)
     if not key.sampled:
         _record_walk(launch, key, target.row_argmax, step, synthetic_acceptance)
         _record_end(launch, key, state, step)

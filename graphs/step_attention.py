@@ -16,6 +16,9 @@ THREADS = 32 * WARPS
 _BLOCKS = 264
 """Blocks that a step is laid out for: two on each multiprocessor of an H200. Smaller clusters where there would be more."""
 
+_MIXED_TILES = 8
+"""Tiles of one request that run at once where rows differ: most requests have one or none, and a block costs even so."""
+
 _CLUSTERS = (CLUSTER, CLUSTER // 2, CLUSTER // 4)
 _PLAIN = {size: replace(attend_step, cluster=size) for size in _CLUSTERS}
 _NORMED = {size: replace(norm_attend_step, cluster=size) for size in _CLUSTERS}
@@ -73,8 +76,10 @@ class StepAttention:
         arrays = (run.scratch.attention[:tokens], layer.k_cache, layer.v_cache, run.scratch.qkv[:tokens])
         places = (run.state.block_tables, run.step.positions[:tokens], run.step.slot_mapping[:tokens])
         where = (run.model.rope_table, *places, inputs.idx_mapping, inputs.query_start_loc, heads)
-        rows = -(-tokens // run.most_requests)  # of each request where all have as many; a request with more takes longer
-        scale, grid = float(shape.head_dim) ** -0.5, (pair_tiles(rows, heads, kv_heads), kv_heads, run.most_requests)
+        tiles = pair_tiles(inputs.query_len or tokens, heads, kv_heads)
+        if not inputs.query_len:
+            tiles = min(tiles, _MIXED_TILES)
+        scale, grid = float(shape.head_dim) ** -0.5, (tiles, kv_heads, run.most_requests)
         size = CLUSTER if self.batch_invariant else cluster_blocks(grid[0] * grid[1] * grid[2])
         if layer.q_norm is not None and layer.k_norm is not None:
             gains, eps = (layer.q_norm, layer.k_norm), shape.rms_norm_eps

@@ -129,6 +129,7 @@ class Rig:
         self.model = random_model(device, spec, dtype, blocks, self.sizes.max_model_len)
         self.scratch = allocate_scratch(device, spec, self.sizes, dtype)
         self.state, self.step = step_arrays(device, spec, self.sizes, context, query_len)
+        self.step = self.step.of_requests(requests, query_len)
         self.run = ForwardPass(stream, self.model, self.scratch, self.state, self.step, self.tokens)
         table, _ = build_ops(device, spec, self.sizes, dtype, on_gpu=True, choice="fused")
         fused, self.library = table.for_rows(1), table.many

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -141,7 +142,7 @@ class StepBuffers:
 
     @property
     def step(self) -> StepArrays:
-        fields = {name: field.device_array for name, field in self.inputs.fields.items()}
+        fields: dict[str, Any] = {name: field.device_array for name, field in self.inputs.fields.items()}
         names = set(StepArrays.__dataclass_fields__) - {"inputs", "outcome"}
         arrays = {name: self.table[name].device_array for name in names}
         return StepArrays(inputs=StepInputs(**fields), outcome=self.outcomes.array, **arrays)
