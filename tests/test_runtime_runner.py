@@ -230,7 +230,8 @@ def test_info_and_close(opened: Callable[..., tuple[Engine, Runner]]) -> None:
     _, runner = opened(mirror__policy="integrated")
     info = runner.info()
     assert info["mirror_policy"].startswith("integrated")
-    assert len(info["graphs"]["captured"]) == sum(not key.on_demand for key in runner.keys())
+    keys = runner.keys()
+    assert len(info["graphs"]["captured"]) == sum(not key.on_demand for key in keys)
     assert info["memory_bytes"]["device"] > 0
     runner.close()
     runner.close()
