@@ -58,7 +58,7 @@ def record_step(
     _record_inputs(launch, key, state, step, block_size, max_model_len)
     target.record(launch, state, step.of_requests(key.num_requests, key.query_len), key.num_tokens, num_logits)
     if not key.sampled:
-        _record_walk(launch, key, target.row_argmax, step, synthetic_acceptance)
+        record_walk(launch, key, target.row_argmax, step, synthetic_acceptance)
         _record_end(launch, key, state, step)
         return
     assert sampler is not None, f"{key} needs a sampler"
@@ -66,7 +66,7 @@ def record_step(
         sampler.record_verification(launch, key, state, step, num_logits)
     else:
         tokens = sampler.record_tokens(launch, key, state, step, num_logits)
-        _record_walk(launch, key, tokens, step, synthetic_acceptance)
+        record_walk(launch, key, tokens, step, synthetic_acceptance)
     _record_end(launch, key, state, step)
     sampler.record_end(launch, key, step)
 
@@ -127,7 +127,7 @@ def _record_inputs(
     )
 
 
-def _record_walk(
+def record_walk(
     launch: Launcher, key: GraphKey, tokens: Array, step: StepArrays, synthetic_acceptance: float | None
 ) -> None:
     """The target's token of each logits row, and the drafts -> accepted tokens."""

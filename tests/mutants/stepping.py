@@ -50,8 +50,8 @@ MUTATIONS = (
             *_OTHER_IDS,
             Edit(
                 _STEP,
-                "        _record_walk(launch, key, target.row_argmax, step, synthetic_acceptance)\n",
-                "        _record_walk(launch, key, target.row_argmax, step, synthetic_acceptance)\n"
+                "        record_walk(launch, key, target.row_argmax, step, synthetic_acceptance)\n",
+                "        record_walk(launch, key, target.row_argmax, step, synthetic_acceptance)\n"
                 "        launch.copy(step.other_ids[: key.num_tokens], step.input_token_ids[: key.num_tokens])\n",
             ),
         ),
@@ -238,8 +238,8 @@ MUTATIONS = (
         "9a-10",
         Edit(
             _STEP,
-            "        cu_num_logits,\n        1,\n        inputs.num_requests,\n    )\n\n\ndef _record_walk",
-            "        cu_num_logits,\n        0,\n        inputs.num_requests,\n    )\n\n\ndef _record_walk",
+            "        cu_num_logits,\n        1,\n        inputs.num_requests,\n    )\n\n\ndef record_walk",
+            "        cu_num_logits,\n        0,\n        inputs.num_requests,\n    )\n\n\ndef record_walk",
         ),
         gate="G2",
         axis="committed id",
