@@ -6,7 +6,7 @@ from tests.mutants.mutation import Mutation, mutation
 
 _RULE, _STEP, _KEYS = "runtime/early_start.py", "kernels/attend_step_gpu.py", "kernels/attend_keys_gpu.py"
 _WHAT_STARTS = "tests/test_runtime_early_start.py::test_what_may_start_early"
-_A_STEP = "tests/test_gpu_attend.py::test_a_step_of_attention"
+_A_STEP = "tests/test_gpu_attend.py::test_a_step_of_attention[float16-True-64-16-15-2-10-1-1]"
 
 MUTATIONS: tuple[Mutation, ...] = (
     mutation(
