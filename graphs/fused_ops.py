@@ -7,7 +7,8 @@ step, this set is `numerics: batch_invariant`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,20 +19,21 @@ from graphs.plain_ops import Stripes, norm_threads, record_argmax
 from kernels.attend_step import MAX_HEAD_DIM
 from kernels.bias import add_bias
 from kernels.head import best_of_stripes, gather_norm, project_argmax
-from kernels.project import embed_squares, norm_gate_up, norm_project, project_residual
+from kernels.project import (
+    embed_squares,
+    norm_gate_up,
+    norm_project,
+    norm_project_two,
+    project_residual,
+    project_residual_two,
+)
 from kernels.rmsnorm import rms_norm
-from kernels.tile import CHUNK, TILE_ROWS
+from kernels.tile import CHUNKS, MAX_WARPS, TILE_ROWS
 
 THREADS = 128
 
 _LARGE_BYTES = 8 << 20
 """16-bit weights of a product from which a tile is sixteen weight rows: below, more blocks of eight fill the GPU better."""
-
-_WARPS = 1584
-"""Warps that a large product keeps busy, twelve on each multiprocessor of an H200."""
-
-_MOST_PARTS = (0, 9, 5)
-"""Warps that share the columns of a tile at most, by slabs."""
 
 _WARPS_A_BLOCK = 4
 
@@ -50,35 +52,47 @@ class Layout:
         slabs: a tile is so many times eight weight rows.
         warps: of a block that multiply.
         grid: blocks of the launch.
+        runs: runs of columns that are brought into L2 ahead (kernels/tile.py).
     """
 
     parts: int
     slabs: int
     warps: int
     grid: int
+    runs: int = 0
 
     @classmethod
     def of(cls, outputs: int, depth: int, *, slabs: int | None = None) -> Layout:
-        """`outputs` rows of weights of `depth` columns; slabs None: by size.
-
-        As many warps share a tile as keep the GPU busy; those of a small product each have a chunk or two.
-        """
-        large = 2 * outputs * depth >= _LARGE_BYTES
+        """`outputs` rows of weights of `depth` columns; slabs None: by size. The warps of a block share a tile evenly."""
         if slabs is None:
-            slabs = 2 if large else 1
-        tiles, chunks = -(-outputs // (slabs * TILE_ROWS)), -(-depth // CHUNK)
-        parts = min(max(_WARPS // tiles, 1) if large else chunks, _MOST_PARTS[slabs], chunks)
-        turns = -(-chunks // parts)
-        parts = -(-chunks // turns)
+            slabs = 2 if 2 * outputs * depth >= _LARGE_BYTES else 1
+        chunks = -(-depth // CHUNKS[slabs])
+        return cls.sharing(outputs, depth, slabs, -(-chunks // -(-chunks // min(MAX_WARPS[slabs], chunks))))
+
+    @classmethod
+    def sharing(cls, outputs: int, depth: int, slabs: int, parts: int, runs: int = 0) -> Layout:
+        """`parts` warps to a tile."""
         warps = parts * max(_WARPS_A_BLOCK // parts, 1)
-        blocks = -(-tiles // (warps // parts))
-        return cls(parts, slabs, warps, -(-blocks // -(-blocks // _BLOCKS)))
+        blocks = -(-outputs // (slabs * TILE_ROWS * (warps // parts)))
+        return cls(parts, slabs, warps, -(-blocks // -(-blocks // _BLOCKS)), runs)
+
+
+LARGE_PARTS = (8, 4, 2)
+"""Warps that share a tile of a large product, to choose from."""
+
+
+def layouts_of(name: str, outputs: int, depth: int) -> list[Layout]:
+    """The layouts of a product worth measuring, the usual one first. name: qkv, out, gate_up or down."""
+    usual = Layout.of(outputs, depth, slabs=2 if name == "gate_up" else None)
+    if 2 * outputs * depth < _LARGE_BYTES:
+        return [usual]
+    return [Layout.sharing(outputs, depth, 2, parts, runs) for parts in LARGE_PARTS for runs in (0, 2)]
 
 
 def stripes_of(vocab_size: int) -> int:
     """Stripes of the head, each with a best column of its own: the shape of best_value [stripes, J]."""
     groups = -(-vocab_size // (2 * TILE_ROWS * _WARPS_A_BLOCK))
-    return -(-groups // -(-groups // _BLOCKS))
+    return -(-groups // -(-groups // (2 * _BLOCKS)))  # blocks of few warps
 
 
 def why_not_fused(shape: DecoderShape, dtype: np.dtype[np.generic]) -> str | None:
@@ -114,11 +128,13 @@ class FusedOps:
         scratch: sized for the largest step.
         attention_ops: how attention is computed.
         stripes: the head is the library's product, with this scratch for the argmax behind it; None: our own.
+        layouts: of products by name (`layouts_of`) where another than the usual one was measured faster.
     """
 
     scratch: FusedScratch
     attention_ops: AttentionOps
     stripes: Stripes | None = None
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
 
     def embed(self, run: ForwardPass, norm: Array) -> None:
         tokens, written = run.num_tokens, self._residual_and_norm(run)
@@ -128,10 +144,11 @@ class FusedOps:
 
     def attention_inputs(self, run: ForwardPass, layer: LayerArrays) -> None:
         tokens, qkv = run.num_tokens, run.scratch.qkv[: run.num_tokens]
-        layout = Layout.of(*layer.qkv.shape)
+        layout = self._layout("qkv", layer.qkv)
         threads, eps = 32 * (layout.warps + 1), run.model.shape.rms_norm_eps
-        arguments = (qkv, *self._product_input(run), layer.qkv, eps, self._scaled(run), layout.parts, layout.slabs, run.live)
-        run.launch.launch(norm_project, layout.grid, threads, *arguments)
+        arguments = (qkv, *self._product_input(run), layer.qkv, eps, self._scaled(run), layout.parts, layout.runs, run.live)
+        kernel = norm_project if layout.slabs == 1 else norm_project_two
+        run.launch.launch(kernel, layout.grid, threads, *arguments)
         if layer.qkv_bias is not None:
             run.launch.launch(add_bias, tokens, THREADS, qkv, layer.qkv_bias, run.live)
 
@@ -139,7 +156,7 @@ class FusedOps:
         self.attention_ops.record(run, layer)
 
     def attention_output(self, run: ForwardPass, layer: LayerArrays, norm: Array) -> None:
-        self._project_residual(run, run.scratch.attention[: run.num_tokens], layer.out, norm)
+        self._project_residual(run, "out", run.scratch.attention[: run.num_tokens], layer.out, norm)
 
     def feed_forward(self, run: ForwardPass, layer: LayerArrays, norm: Array) -> None:
         self.gate_up(run, layer)
@@ -148,15 +165,23 @@ class FusedOps:
     def gate_up(self, run: ForwardPass, layer: LayerArrays) -> None:
         """Residual -> norm -> scratch.activated."""
         activated, eps = run.scratch.activated[: run.num_tokens], run.model.shape.rms_norm_eps
-        outputs, depth = layer.gate_up.shape
-        layout = Layout.of(outputs, depth, slabs=2)
+        layout = self._layout("gate_up", layer.gate_up)
         threads = 32 * (layout.warps + 1)
-        arguments = (activated, *self._product_input(run), layer.gate_up, eps, self._scaled(run), layout.parts, run.live)
+        arguments = (
+            activated,
+            *self._product_input(run),
+            layer.gate_up,
+            eps,
+            self._scaled(run),
+            layout.parts,
+            layout.runs,
+            run.live,
+        )
         run.launch.launch(norm_gate_up, layout.grid, threads, *arguments)
 
     def down(self, run: ForwardPass, layer: LayerArrays, norm: Array) -> None:
         """residual += scratch.activated @ down.T."""
-        self._project_residual(run, run.scratch.activated[: run.num_tokens], layer.down, norm)
+        self._project_residual(run, "down", run.scratch.activated[: run.num_tokens], layer.down, norm)
 
     def logits(self, run: ForwardPass, num_logits: int) -> None:
         launch, scratch, live, shape = run.launch, run.scratch, run.step.inputs.num_logits, run.model.shape
@@ -181,10 +206,14 @@ class FusedOps:
     def _product_input(self, run: ForwardPass) -> tuple[Array, Array]:
         return self._residual_and_norm(run)[1:]
 
-    def _project_residual(self, run: ForwardPass, x: Array, weight: Array, norm: Array) -> None:
-        layout = Layout.of(*weight.shape)
-        arguments = (*self._residual_and_norm(run), x, weight, norm, layout.parts, layout.slabs, run.live)
-        run.launch.launch(project_residual, layout.grid, 32 * layout.warps, *arguments)
+    def _layout(self, name: str, weight: Array) -> Layout:
+        return self.layouts.get(name) or layouts_of(name, *weight.shape)[0]
+
+    def _project_residual(self, run: ForwardPass, name: str, x: Array, weight: Array, norm: Array) -> None:
+        layout = self._layout(name, weight)
+        arguments = (*self._residual_and_norm(run), x, weight, norm, layout.parts, layout.runs, run.live)
+        kernel = project_residual if layout.slabs == 1 else project_residual_two
+        run.launch.launch(kernel, layout.grid, 32 * layout.warps, *arguments)
         self._norm_in_float16(run, norm)
 
     def _scaled(self, run: ForwardPass) -> int:

@@ -5,7 +5,7 @@ norm is taken into the product: whoever last changed the residual leaves `normed
 and `squares`, the sums of squares of each 8 columns; the product runs over `normed`, and the scale 1 / rms is applied to its
 result, which is the same by linearity (Zhang and Sennrich, 2019, for the norm; Shazeer, 2020, for SwiGLU).
 
-Launch, for all of them: blocks of a few warps, `parts` of them to a tile of 8 * `slabs` outputs (kernels/tile.py), and any grid:
+Launch, for all of them: blocks of a few warps, `parts` of them to a tile of 8 or 16 outputs (kernels/tile.py), and any grid:
 tiles take turns. How many warps share a tile is fixed by the shape alone, never by the batch: their sums meet in shared memory, in
 order. Weights are read once for each 8 rows of activations, and the first of them are under way before the launch before has ended.
 What is read behind that does not wait for the number of live rows. Loops whose stride is known at run time alone are while loops:
@@ -36,7 +36,7 @@ from kernels.tile import (
 if not SIMULATED:
     import kernels.tile_gpu as tile_gpu
 
-_REGISTERS = 96  # four blocks of five warps on a multiprocessor
+_REGISTERS = 72  # three blocks of nine warps on a multiprocessor
 
 _MAX_WARPS_ONE, _MAX_WARPS_TWO = MAX_WARPS[1:]
 
@@ -146,27 +146,9 @@ def embed_squares(residual, normed, squares, table, gain, input_ids, num_tokens)
             squares[row, tile] = total
 
 
-@kernel(writes=("out",), max_registers=_REGISTERS, overlap=True, early=("weight",))
-def norm_project(out, x, squares, weight, eps, scaled, parts, slabs, num_tokens):
-    """out[t] = x[t] @ weight.T / rms[t] for the live tokens, with rms from the sums of squares; scaled 1: not divided by it.
-
-    Args:
-        out: [T, N], any storage type.
-        x: [T, K], of the weights' type: residual * gain, or with scaled = 1 the norm itself.
-        squares: float32 [T, ceil(K / 8)], of the residual.
-        weight: [N, K], any storage type; 16-bit on a GPU: K a multiple of 8.
-        eps: float32.
-        scaled: int32, 0 or 1.
-        parts: int32, warps that share a tile.
-        slabs: int32, 1 or 2: a tile is 8 or 16 outputs.
-        num_tokens: int32 [1], live rows.
-
-    Launch: (parts * tiles a block + 1) warps, of which the last sums the squares. A block owns its tiles of `out`. Barriers are
-    reached by all its threads. Safe under capture. Oracle: oracle_fused.norm_project.
-    """
-    ring = cuda.shared.array(RING, f32)
-    partial = cuda.shared.array(PARTIAL, f32)
-    scale = cuda.shared.array(TILE_TOKENS, f32)
+@device_function
+def project_rows(ring, partial, scale, out, x, squares, weight, eps, scaled, parts, slabs, runs, num_tokens):
+    """What the two kernels below do."""
     outputs, width, height = i32(weight.shape[0]), i32(weight.shape[1]), slabs * i32(TILE_ROWS)
     warp, warps = warp_of_block(), multiplying_warps(i32(1), slabs)
     parts = min(parts, warps)
@@ -175,7 +157,7 @@ def norm_project(out, x, squares, weight, eps, scaled, parts, slabs, num_tokens)
     base, step = i32(cuda.blockIdx.x) * tiles * height, i32(cuda.gridDim.x) * tiles * height
     row = base + group * height
     if multiplies and row < outputs:
-        begin_products(ring, weight, row, row + i32(TILE_ROWS), part, parts, warp, slabs)
+        begin_products(ring, weight, row, row + i32(TILE_ROWS), part, parts, warp, slabs, runs)
     wait_for_launches()
     let_next_launch_start()
     if multiplies and row < outputs:
@@ -187,10 +169,10 @@ def norm_project(out, x, squares, weight, eps, scaled, parts, slabs, num_tokens)
         while token < live:
             after = token + i32(TILE_TOKENS) if token + i32(TILE_TOKENS) < live else i32(0)
             if multiplies and row < outputs:
-                finish_products(ring, partial, x, token, weight, row, row + i32(TILE_ROWS), part, parts, warp, slabs)
+                finish_products(ring, partial, x, token, weight, row, row + i32(TILE_ROWS), part, parts, warp, slabs, runs)
                 next_row = row if after > i32(0) else row + step
                 if next_row < outputs:
-                    begin_products(ring, weight, next_row, next_row + i32(TILE_ROWS), part, parts, warp, slabs)
+                    begin_products(ring, weight, next_row, next_row + i32(TILE_ROWS), part, parts, warp, slabs, runs)
                     begin_rows(ring, x, after, part, parts, warp, slabs)
             cuda.syncthreads()
             item = divide(part * warp_size() + lane(), octet_size())
@@ -213,12 +195,45 @@ def norm_project(out, x, squares, weight, eps, scaled, parts, slabs, num_tokens)
 
 
 @kernel(writes=("out",), max_registers=_REGISTERS, overlap=True, early=("weight",))
-def norm_gate_up(out, x, squares, weight, eps, scaled, parts, num_tokens):
+def norm_project(out, x, squares, weight, eps, scaled, parts, runs, num_tokens):
+    """out[t] = x[t] @ weight.T / rms[t] for the live tokens, with rms from the sums of squares; scaled 1: not divided by it.
+
+    Args:
+        out: [T, N], any storage type.
+        x: [T, K], of the weights' type: residual * gain, or with scaled = 1 the norm itself.
+        squares: float32 [T, ceil(K / 8)], of the residual.
+        weight: [N, K], any storage type; 16-bit on a GPU: K a multiple of 8.
+        eps: float32.
+        scaled: int32, 0 or 1.
+        parts: int32, warps that share a tile.
+        runs: int32, see kernels/tile.py.
+        num_tokens: int32 [1], live rows.
+
+    Launch: (parts * tiles a block + 1) warps, of which the last sums the squares. A block owns its tiles of `out`. Barriers are
+    reached by all its threads. Safe under capture. Oracle: oracle_fused.norm_project.
+    """
+    ring = cuda.shared.array(RING, f32)
+    partial = cuda.shared.array(PARTIAL, f32)
+    scale = cuda.shared.array(TILE_TOKENS, f32)
+    project_rows(ring, partial, scale, out, x, squares, weight, eps, scaled, parts, i32(1), runs, num_tokens)
+
+
+@kernel(writes=("out",), max_registers=_REGISTERS, overlap=True, early=("weight",))
+def norm_project_two(out, x, squares, weight, eps, scaled, parts, runs, num_tokens):
+    """`norm_project` in tiles of 16 outputs, for large weights. Oracle: oracle_fused.norm_project."""
+    ring = cuda.shared.array(RING, f32)
+    partial = cuda.shared.array(PARTIAL, f32)
+    scale = cuda.shared.array(TILE_TOKENS, f32)
+    project_rows(ring, partial, scale, out, x, squares, weight, eps, scaled, parts, i32(2), runs, num_tokens)
+
+
+@kernel(writes=("out",), max_registers=_REGISTERS, overlap=True, early=("weight",))
+def norm_gate_up(out, x, squares, weight, eps, scaled, parts, runs, num_tokens):
     """out[t] = silu(gate) * up, with (gate, up) = x[t] @ weight.T / rms[t], for the live tokens.
 
     Args:
         out: [T, I], any storage type.
-        x, squares, eps, scaled, parts, num_tokens: as in `norm_project`.
+        x, squares, eps, scaled, parts, runs, num_tokens: as in `norm_project`.
         weight: [2 I, K], gate first.
 
     Launch and ownership as in `norm_project`; a tile is 8 outputs, a slab of gate rows and one of up rows.
@@ -235,7 +250,7 @@ def norm_gate_up(out, x, squares, weight, eps, scaled, parts, num_tokens):
     base, step = i32(cuda.blockIdx.x) * tiles * i32(TILE_ROWS), i32(cuda.gridDim.x) * tiles * i32(TILE_ROWS)
     row = base + group * i32(TILE_ROWS)
     if multiplies and row < outputs:
-        begin_products(ring, weight, row, outputs + row, part, parts, warp, slabs)
+        begin_products(ring, weight, row, outputs + row, part, parts, warp, slabs, runs)
     wait_for_launches()
     let_next_launch_start()
     if multiplies and row < outputs:
@@ -247,10 +262,10 @@ def norm_gate_up(out, x, squares, weight, eps, scaled, parts, num_tokens):
         while token < live:
             after = token + i32(TILE_TOKENS) if token + i32(TILE_TOKENS) < live else i32(0)
             if multiplies and row < outputs:
-                finish_products(ring, partial, x, token, weight, row, outputs + row, part, parts, warp, slabs)
+                finish_products(ring, partial, x, token, weight, row, outputs + row, part, parts, warp, slabs, runs)
                 next_row = row if after > i32(0) else row + step
                 if next_row < outputs:
-                    begin_products(ring, weight, next_row, outputs + next_row, part, parts, warp, slabs)
+                    begin_products(ring, weight, next_row, outputs + next_row, part, parts, warp, slabs, runs)
                     begin_rows(ring, x, after, part, parts, warp, slabs)
             cuda.syncthreads()
             t = divide(part * warp_size() + lane(), octet_size())
@@ -272,24 +287,9 @@ def norm_gate_up(out, x, squares, weight, eps, scaled, parts, num_tokens):
         row += step
 
 
-@kernel(writes=("residual", "normed", "squares"), max_registers=_REGISTERS, overlap=True, early=("weight", "gain"))
-def project_residual(residual, normed, squares, x, weight, gain, parts, slabs, num_tokens):
-    """residual[t] += x[t] @ weight.T for the live tokens; normed = residual * gain, and squares, of the new residual.
-
-    Args:
-        residual: float32 [T, N], updated in place.
-        normed: [T, N], any storage type.
-        squares: float32 [T, ceil(N / 8)]: sums of squares of columns 8 j .. 8 j + 7.
-        x: [T, K], of the weights' type.
-        weight: [N, K], any storage type; 16-bit on a GPU: K a multiple of 8.
-        gain: float32 [N], of the norm behind.
-        parts, slabs, num_tokens: as in `norm_project`.
-
-    Launch: parts * tiles a block warps. A block owns its tiles of what it writes. Barriers are reached by all its threads. Safe
-    under capture, and not idempotent. Oracle: oracle_fused.project_residual.
-    """
-    ring = cuda.shared.array(RING, f32)
-    partial = cuda.shared.array(PARTIAL, f32)
+@device_function
+def add_rows(ring, partial, residual, normed, squares, x, weight, gain, parts, slabs, runs, num_tokens):
+    """What the two kernels below do."""
     outputs, height = i32(weight.shape[0]), slabs * i32(TILE_ROWS)
     warp, warps = warp_of_block(), multiplying_warps(i32(0), slabs)
     parts = min(parts, warps)
@@ -300,7 +300,7 @@ def project_residual(residual, normed, squares, x, weight, gain, parts, slabs, n
     octet = divide(part * warp_size() + lane(), octet_size())
     own_t, own_output = octet >> (slabs - i32(1)), row + (octet & (slabs - i32(1))) * i32(TILE_ROWS) + octet_lane()
     if multiplies and row < outputs:
-        begin_products(ring, weight, row, row + i32(TILE_ROWS), part, parts, warp, slabs)
+        begin_products(ring, weight, row, row + i32(TILE_ROWS), part, parts, warp, slabs, runs)
     factor = f32(0.0)
     if multiplies and own_output < outputs:
         factor = gain[own_output]
@@ -317,10 +317,10 @@ def project_residual(residual, normed, squares, x, weight, gain, parts, slabs, n
         while token < live:
             after = token + i32(TILE_TOKENS) if token + i32(TILE_TOKENS) < live else i32(0)
             if multiplies and row < outputs:
-                finish_products(ring, partial, x, token, weight, row, row + i32(TILE_ROWS), part, parts, warp, slabs)
+                finish_products(ring, partial, x, token, weight, row, row + i32(TILE_ROWS), part, parts, warp, slabs, runs)
                 next_row = row if after > i32(0) else row + step
                 if next_row < outputs:
-                    begin_products(ring, weight, next_row, next_row + i32(TILE_ROWS), part, parts, warp, slabs)
+                    begin_products(ring, weight, next_row, next_row + i32(TILE_ROWS), part, parts, warp, slabs, runs)
                     begin_rows(ring, x, after, part, parts, warp, slabs)
             cuda.syncthreads()
             rows, item = min(live - token, i32(TILE_TOKENS)), octet
@@ -350,3 +350,32 @@ def project_residual(residual, normed, squares, x, weight, gain, parts, slabs, n
         base += step
         row += step
         own_output += step
+
+
+@kernel(writes=("residual", "normed", "squares"), max_registers=_REGISTERS, overlap=True, early=("weight", "gain"))
+def project_residual(residual, normed, squares, x, weight, gain, parts, runs, num_tokens):
+    """residual[t] += x[t] @ weight.T for the live tokens; normed = residual * gain, and squares, of the new residual.
+
+    Args:
+        residual: float32 [T, N], updated in place.
+        normed: [T, N], any storage type.
+        squares: float32 [T, ceil(N / 8)]: sums of squares of columns 8 j .. 8 j + 7.
+        x: [T, K], of the weights' type.
+        weight: [N, K], any storage type; 16-bit on a GPU: K a multiple of 8.
+        gain: float32 [N], of the norm behind.
+        parts, runs, num_tokens: as in `norm_project`.
+
+    Launch: parts * tiles a block warps. A block owns its tiles of what it writes. Barriers are reached by all its threads. Safe
+    under capture, and not idempotent. Oracle: oracle_fused.project_residual.
+    """
+    ring = cuda.shared.array(RING, f32)
+    partial = cuda.shared.array(PARTIAL, f32)
+    add_rows(ring, partial, residual, normed, squares, x, weight, gain, parts, i32(1), runs, num_tokens)
+
+
+@kernel(writes=("residual", "normed", "squares"), max_registers=_REGISTERS, overlap=True, early=("weight", "gain"))
+def project_residual_two(residual, normed, squares, x, weight, gain, parts, runs, num_tokens):
+    """`project_residual` in tiles of 16 outputs, for large weights. Oracle: oracle_fused.project_residual."""
+    ring = cuda.shared.array(RING, f32)
+    partial = cuda.shared.array(PARTIAL, f32)
+    add_rows(ring, partial, residual, normed, squares, x, weight, gain, parts, i32(2), runs, num_tokens)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphs.fused_ops import HEAD_THREADS, Layout, stripes_of
+from graphs.fused_ops import HEAD_THREADS, Layout, layouts_of, stripes_of
 from kernels.head import project_argmax
-from kernels.project import norm_gate_up, norm_project, project_residual
+from kernels.project import norm_gate_up, norm_project, norm_project_two, project_residual, project_residual_two
 from kernels.tile import TILE_ROWS
 from runtime.checkpoint.weights import STORAGE, WeightDtype
 from runtime.errors import DeviceError
@@ -32,7 +32,8 @@ TURNS = 9
 _BYTES = 400_000_000
 """Weights that a graph reads: several times L2."""
 
-_MOST_COPIES = 300
+_FEWEST_COPIES, _MOST_COPIES = 6, 300
+"""The launch of a graph must not show in the time of a product."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class ProductTimes:
     rows: int
     weight_bytes: int
     times: dict[str, list[float]]
+    layout: Layout | None = None
 
     def median(self, which: str) -> float:
         return statistics.median(self.times[which])
@@ -69,7 +71,8 @@ class ProductTimes:
             cells.append(f"{which} {median:7.2f} us +-{spread:4.0%} {self.weight_bytes / median / 1e3:5.0f} GB/s")
         ratios = [f"{ratio:.2f}x {other}" for other in ("cublas", "torch") if (ratio := self.ratio(other)) is not None]
         shape = f"{self.product.depth}x{self.product.outputs}"
-        return f"{self.product.name:<8}{shape:<12} rows {self.rows} " + " | ".join(cells) + " | " + ", ".join(ratios)
+        layout = f" ({self.layout.parts} warps a tile, {self.layout.runs} runs ahead)" if self.layout else ""
+        return f"{self.product.name:<8}{shape:<12} rows {self.rows} " + " | ".join(cells) + " | " + ", ".join(ratios) + layout
 
 
 def products_of(model: str, spec: ModelSpec) -> list[Product]:
@@ -105,7 +108,7 @@ class ProductBench:
         self.device, self.stream, self.product, self.rows, self.dtype = device, stream, product, rows, dtype
         self._arrays: list[Any] = []
         outputs, depth, storage = product.outputs, product.depth, STORAGE[dtype]
-        self.copies = min(_MOST_COPIES, max(2, -(-_BYTES // (outputs * depth * storage.itemsize))))
+        self.copies = min(_MOST_COPIES, max(_FEWEST_COPIES, -(-_BYTES // (outputs * depth * storage.itemsize))))
         self.all_weights = self._array("weights", (self.copies * outputs, depth), storage)
         self.weights = [self.all_weights[i * outputs : (i + 1) * outputs] for i in range(self.copies)]
         self.x, self.out = self._array("x", (rows, depth), storage), self._array("out", (rows, outputs), np.float32)
@@ -113,7 +116,9 @@ class ProductBench:
         fill(self.x, 1.0)
         self.live = self._array("live", (1,), np.int32)
         device.upload(self.live, np.array([rows], np.int32))
-        self.ours = {"qkv": self._qkv, "gate_up": self._gate_up, "head": self._head}.get(product.name, self._residual)()
+        self._build = {"qkv": self._qkv, "gate_up": self._gate_up, "head": self._head}.get(product.name, self._residual)()
+        self.layouts = [None] if product.name == "head" else layouts_of(product.name, outputs, depth)
+        self.layout: Layout | None = self.layouts[0]
 
     def close(self) -> None:
         self.stream.synchronize()
@@ -126,6 +131,7 @@ class ProductBench:
         Raises:
             DeviceError: ours yields something else than cuBLAS.
         """
+        self._choose_layout()
         self._check()
         replays = {"ours": self._replay("ours", self.ours), "cublas": self._replay("cublas", self._cublas)}
         if (torch_replay := self._torch_replay()) is not None:
@@ -136,7 +142,22 @@ class ProductBench:
                 microseconds = replay() / self.copies
                 if turn > 0:
                     times[which].append(microseconds)
-        return ProductTimes(self.product, self.rows, self.weights[0].nbytes, times)
+        return ProductTimes(self.product, self.rows, self.weights[0].nbytes, times, self.layout)
+
+    def ours(self, weight: Any) -> None:
+        self._build(weight, self.layout)
+
+    def _choose_layout(self) -> None:
+        """The fastest layout, as `graphs.ops: auto` takes it."""
+        if len(self.layouts) == 1:
+            return
+        best: list[tuple[float, int]] = []
+        for place, layout in enumerate(self.layouts):
+            self.layout = layout
+            self.ours(self.weights[0])
+            replay = self._replay(f"ours.{place}", self.ours)
+            best.append((statistics.median([replay() for _ in range(4)][1:]), place))
+        self.layout = self.layouts[min(best)[1]]
 
     def _check(self) -> None:
         """Of every product but gate_up both leave the sums in `out`."""
@@ -161,45 +182,44 @@ class ProductBench:
         self.device.upload(array, np.full(shape, value, np.float32))
         return array
 
-    def _qkv(self) -> Callable[[Any], None]:
+    def _qkv(self) -> Callable[[Any, Any], None]:
         squares = self._floats("squares", (self.rows, -(-self.product.depth // TILE_ROWS)), TILE_ROWS)  # of a row whose rms is 1
-        layout = Layout.of(self.product.outputs, self.product.depth)
 
-        def multiply(weight: Any) -> None:
-            arguments = (self.out, self.x, squares, weight, 0.0, 0, layout.parts, layout.slabs, self.live)
-            self.stream.launch(norm_project, layout.grid, 32 * (layout.warps + 1), *arguments)
+        def multiply(weight: Any, layout: Any) -> None:
+            arguments = (self.out, self.x, squares, weight, 0.0, 0, layout.parts, layout.runs, self.live)
+            kernel = norm_project if layout.slabs == 1 else norm_project_two
+            self.stream.launch(kernel, layout.grid, 32 * (layout.warps + 1), *arguments)
 
         return multiply
 
-    def _gate_up(self) -> Callable[[Any], None]:
+    def _gate_up(self) -> Callable[[Any, Any], None]:
         squares = self._floats("squares", (self.rows, -(-self.product.depth // TILE_ROWS)), TILE_ROWS)
         activated = self._array("activated", (self.rows, self.product.outputs // 2), STORAGE[self.dtype])
-        layout = Layout.of(self.product.outputs, self.product.depth, slabs=2)
 
-        def multiply(weight: Any) -> None:
-            arguments = (activated, self.x, squares, weight, 0.0, 0, layout.parts, self.live)
+        def multiply(weight: Any, layout: Any) -> None:
+            arguments = (activated, self.x, squares, weight, 0.0, 0, layout.parts, layout.runs, self.live)
             self.stream.launch(norm_gate_up, layout.grid, 32 * (layout.warps + 1), *arguments)
 
         return multiply
 
-    def _residual(self) -> Callable[[Any], None]:
+    def _residual(self) -> Callable[[Any, Any], None]:
         squares = self._floats("squares", (self.rows, -(-self.product.outputs // TILE_ROWS)), 0.0)
         normed = self._array("normed", (self.rows, self.product.outputs), STORAGE[self.dtype])
         gain = self._floats("gain", (self.product.outputs,), 1.0)
-        layout = Layout.of(self.product.outputs, self.product.depth)
 
-        def multiply(weight: Any) -> None:
-            arguments = (self.out, normed, squares, self.x, weight, gain, layout.parts, layout.slabs, self.live)
-            self.stream.launch(project_residual, layout.grid, 32 * layout.warps, *arguments)
+        def multiply(weight: Any, layout: Any) -> None:
+            arguments = (self.out, normed, squares, self.x, weight, gain, layout.parts, layout.runs, self.live)
+            kernel = project_residual if layout.slabs == 1 else project_residual_two
+            self.stream.launch(kernel, layout.grid, 32 * layout.warps, *arguments)
 
         return multiply
 
-    def _head(self) -> Callable[[Any], None]:
+    def _head(self) -> Callable[[Any, Any], None]:
         outputs, stripes = self.product.outputs, stripes_of(self.product.outputs)
         value = self._array("best_value", (stripes, self.rows), np.float32)
         column = self._array("best_column", (stripes, self.rows), np.int32)
 
-        def multiply(weight: Any) -> None:
+        def multiply(weight: Any, layout: Any) -> None:
             arguments = (self.out, value, column, self.x, weight, outputs, self.live)
             self.stream.launch(project_argmax, stripes, HEAD_THREADS, *arguments)
 

@@ -6,13 +6,14 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from graphs.cpu_executor import CpuExecutor
-from graphs.fused_ops import FusedOps
+from graphs.fused_ops import FusedOps, layouts_of
 from graphs.ops import HeadOps, OpTable
 from graphs.plain_ops import PlainOps
 from runtime import bench_kernels
@@ -26,7 +27,8 @@ from tests.storage_cases import stored
 from tests.test_bench_kernels import tiny
 
 KEY = {"device": "a GPU", "rows": [1, 8]}
-MEASURED = Measured([1, 8], [10.0, 30.0], [20.0, 20.0], [5.0, 5.0], [4.0, 6.0])
+FIRST = {"down": 0, "gate_up": 0, "out": 0, "qkv": 0}
+MEASURED = Measured([1, 8], [10.0, 30.0], [20.0, 20.0], [5.0, 5.0], [4.0, 6.0], [FIRST | {"qkv": 2}, FIRST])
 SIZES = StepSizes(2, 7, 64, 16, 16, 1)
 
 
@@ -62,6 +64,10 @@ def damaged(change: Callable[[dict[str, Any]], None]) -> str:
         damaged(lambda content: content["measured"].update(fused_head=[1.0, -1.0])),
         damaged(lambda content: content["measured"].update(fused_head=[1.0, float("nan")])),
         damaged(lambda content: content["measured"].update(fused_head="ab")),
+        damaged(lambda content: content["measured"].update(layouts=[FIRST, 3])),
+        damaged(lambda content: content["measured"].update(layouts=[FIRST, {"qkv": 0}])),
+        damaged(lambda content: content["measured"].update(layouts=[FIRST, FIRST | {"qkv": -1}])),
+        damaged(lambda content: content["measured"].update(layouts=[FIRST, FIRST | {"qkv": "0"}])),
     ],
 )
 def test_a_damaged_file_is_ignored_with_a_log_line(tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str) -> None:
@@ -89,12 +95,16 @@ def sets_of(device: VirtualDevice, spec: ModelSpec) -> tuple[FusedOps, PlainOps]
 
 
 def test_each_row_count_gets_what_was_fastest() -> None:
-    fused, library = sets_of(VirtualDevice(CpuExecutor(), poison=True), tiny("qwen3-8b"))
-    table, said = table_of(MEASURED, fused, library)
+    device = VirtualDevice(CpuExecutor(), poison=True)
+    fused, library = sets_of(device, tiny("qwen3-8b"))
+    large = device.array("large", (6144, 4096), np.uint16)
+    layer = SimpleNamespace(qkv=large, out=large, gate_up=large, down=large)
+    table, said = table_of(MEASURED, fused, library, layer)  # type: ignore[arg-type]
     one, eight = table.for_rows(1), table.for_rows(2)
     assert isinstance(one, HeadOps)
     assert isinstance(eight, HeadOps)
-    assert one.layers is fused
+    assert isinstance(one.layers, FusedOps)
+    assert one.layers.layouts["qkv"] == layouts_of("qkv", 6144, 4096)[2] != layouts_of("qkv", 6144, 4096)[0]
     assert eight.layers is library
     assert isinstance(one.head, FusedOps)
     assert isinstance(eight.head, FusedOps)

@@ -40,16 +40,16 @@ def test_products(storage: str, rows: int, outputs: int, depth: int, part: int, 
 
     def twice(*args: Any) -> None:
         form = module.FINISH[NUMPY[storage], NUMPY[storage]]
-        module.BEGIN[NUMPY[storage]](RING, weight, *reversed(place), *shared)
+        module.BEGIN[NUMPY[storage]](RING, weight, *reversed(place), *shared, np.int32(2))
         module.ROWS[NUMPY[storage]](RING, x, np.int32(0), *shared)
-        form(RING, partial, x, np.int32(0), weight, *reversed(place), *shared)
-        module.BEGIN[NUMPY[storage]](RING, weight, *place, *shared)
+        form(RING, partial, x, np.int32(0), weight, *reversed(place), *shared, np.int32(2))
+        module.BEGIN[NUMPY[storage]](RING, weight, *place, *shared, np.int32(0))
         module.ROWS[NUMPY[storage]](RING, x, np.int32(2), *shared)
-        form(RING, partial, x, np.int32(2), weight, *place, *shared)
+        form(RING, partial, x, np.int32(2), weight, *place, *shared, np.int32(0))
 
     warp.run(twice)
     columns = np.arange(depth)
-    own = columns[columns // 64 % parts == part]
+    own = columns[columns // (96 - 32 * slabs) % parts == part]
     found = partial.reshape(parts, slabs, 8, 8)
     for slab, first in enumerate(place[:slabs]):
         expected = widened(x)[2:, own].astype(np.float64) @ widened(weight)[first : first + 8, own].T

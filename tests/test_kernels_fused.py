@@ -12,7 +12,14 @@ from kernels import oracle_fused as oracle
 from kernels.attend import attend_rows
 from kernels.head import best_of_stripes, gather_norm, project_argmax
 from kernels.lang import MAX_THREADS, SIMULATED, Kernel
-from kernels.project import embed_squares, norm_gate_up, norm_project, project_residual
+from kernels.project import (
+    embed_squares,
+    norm_gate_up,
+    norm_project,
+    norm_project_two,
+    project_residual,
+    project_residual_two,
+)
 from kernels.rotate import norm_rotate_store, rotate_store
 from tests.kernel_cases import Launch, floats, guarded, live, poisoned, untouched
 from tests.storage_cases import STORAGES, TOLERANCE, dtype_of, stored, widened
@@ -95,7 +102,7 @@ def norm_case(
         "eps": EPS,
         "scaled": scaled,
         "parts": parts,
-        "slabs": slabs,
+        "runs": slabs % 2 * 2,
         "num_tokens": live(count),
     }
 
@@ -123,7 +130,8 @@ def test_norm_project(
     launch: Launch, storage: str, scaled: int, outputs: int, depth: int, count: int, capacity: int, parts: int, slabs: int
 ) -> None:
     args = norm_case(storage, scaled, outputs, depth, count, capacity, parts, slabs)
-    check(launch, norm_project, args, {"out": oracle.norm_project(**wide_args(args))}, storage)
+    kernel = norm_project if slabs == 1 else norm_project_two
+    check(launch, kernel, args, {"out": oracle.norm_project(**wide_args(args))}, storage)
 
 
 @LAUNCHES
@@ -135,7 +143,6 @@ def test_norm_gate_up(
 ) -> None:
     args = norm_case(storage, scaled, 2 * outputs, depth, count, capacity, parts, slabs)
     args["out"] = out_of(storage, capacity, outputs)
-    del args["slabs"]
     check(launch, norm_gate_up, args, {"out": oracle.norm_gate_up(**wide_args(args))}, storage)
 
 
@@ -153,27 +160,27 @@ def test_project_residual(
         "weight": stored(floats(36, outputs, depth), storage),
         "gain": floats(37, outputs),
         "parts": parts,
-        "slabs": slabs,
+        "runs": slabs % 2 * 2,
         "num_tokens": live(count),
     }
+    kernel = project_residual if slabs == 1 else project_residual_two
     residual, normed, squares = oracle.project_residual(**wide_args(args))
-    check(launch, project_residual, args, {"residual": residual, "squares": squares}, "float32")
-    check(launch, project_residual, args, {"normed": normed}, storage)
+    check(launch, kernel, args, {"residual": residual, "squares": squares}, "float32")
+    check(launch, kernel, args, {"normed": normed}, storage)
 
 
 @warps((2, 4), (1, 10))
 @STORAGE
-@pytest.mark.parametrize("slabs", [1, 2])
-@pytest.mark.parametrize("kernel", [norm_project, norm_gate_up], ids=lambda kernel: kernel.name)
-def test_a_row_of_a_product_does_not_depend_on_its_company(launch: Launch, kernel: Kernel, storage: str, slabs: int) -> None:
+@pytest.mark.parametrize("kernel", [norm_project, norm_project_two, norm_gate_up], ids=lambda kernel: kernel.name)
+def test_a_row_of_a_product_does_not_depend_on_its_company(launch: Launch, kernel: Kernel, storage: str) -> None:
     """Bit for bit: alone, among eight, and as the ninth."""
     if launch.executor == "simulator":
         pytest.skip("slow in the simulator, which adds up as the CPU does")
-    many = norm_case(storage, 0, 80, 456, 9, 9, 3, slabs)
+    many = norm_case(storage, 0, 80, 456, 9, 9, 3, 1)
     many["out"] = out_of(storage, 9, 40) if kernel is norm_gate_up else many["out"]
     launch.run(kernel, *(many[name] for name in kernel.params))
     for row in (0, 3, 7, 8):
-        alone = norm_case(storage, 0, 80, 456, 1, 1, 3, slabs)
+        alone = norm_case(storage, 0, 80, 456, 1, 1, 3, 2)
         alone["out"] = out_of(storage, 1, many["out"].shape[1])
         alone["x"], alone["squares"] = many["x"][row : row + 1].copy(), many["squares"][row : row + 1].copy()
         launch.run(kernel, *(alone[name] for name in kernel.params))

@@ -21,7 +21,7 @@ import numpy as np
 
 from graphs.arrays import LayerArrays, ModelArrays, Scratch, SlotState, StepArrays, StepInputs
 from graphs.compile_cache import kernel_cache_dir
-from graphs.fused_ops import FusedOps
+from graphs.fused_ops import FusedOps, layouts_of
 from graphs.ops import ForwardPass, HeadOps, Ops, OpTable
 from graphs.plain_ops import PlainOps
 from runtime.checkpoint.cache import cache_folder
@@ -33,7 +33,15 @@ ROWS = (1, 2, 4, 8, 16, 32, 64)
 
 TURNS = 5
 
+_LAYOUT_ROWS = (1, 8)
+"""Rows that the layouts of products are measured with; others take those of the next smaller."""
+
 _NAMES = {True: "fused", False: "library"}
+
+PRODUCTS = ["down", "gate_up", "out", "qkv"]
+"""The products of a layer; each may be laid out in more than one way (graphs/fused_ops.py)."""
+
+_MOST_LAYOUTS = 64
 
 _BYTES = 400_000_000
 """Weights that a graph reads at least, if the model has as many: several times L2."""
@@ -41,13 +49,15 @@ _BYTES = 400_000_000
 
 @dataclass(frozen=True)
 class Measured:
-    """Microseconds of all measured layers without attention, and of the head with its argmax: by set, in the order of `rows`."""
+    """Microseconds of all measured layers without attention, and of the head with its argmax, by set, in the order of `rows`; and
+    which of its layouts each product was fastest in."""
 
     rows: list[int]
     fused_layers: list[float]
     library_layers: list[float]
     fused_head: list[float]
     library_head: list[float]
+    layouts: list[dict[str, int]]
 
     def fused_best(self) -> list[tuple[bool, bool]]:
         """For each row count: is the fused set faster in the layers, and in the head?"""
@@ -64,20 +74,36 @@ class Measured:
         columns = list(values.values())
         if not all(isinstance(column, list) and len(column) == len(values["rows"]) > 0 for column in columns):
             return None
-        numbers = [number for column in columns for number in column]
+        numbers = [number for name in names[:-1] for number in values[name]]
+        places = [place for layouts in values["layouts"] if isinstance(layouts, dict) for place in layouts.values()]
+        if len([layouts for layouts in values["layouts"] if isinstance(layouts, dict) and sorted(layouts) == PRODUCTS]) != len(
+            columns[0]
+        ):
+            return None
+        if not all(isinstance(place, int) and not isinstance(place, bool) and 0 <= place < _MOST_LAYOUTS for place in places):
+            return None
         if not all(isinstance(number, int | float) and not isinstance(number, bool) and 0 < number < 1e9 for number in numbers):
             return None
         return cls(**values)
 
 
-def table_of(measured: Measured, fused: FusedOps, library: PlainOps) -> tuple[OpTable, str]:
+def laid_out(fused: FusedOps, layer: LayerArrays, places: dict[str, int]) -> FusedOps:
+    """The set with the layouts of these places among those of its products."""
+    layouts = {}
+    for name, place in places.items():
+        known = layouts_of(name, *getattr(layer, name).shape)
+        layouts[name] = known[place] if place < len(known) else known[0]
+    return replace(fused, layouts=layouts)
+
+
+def table_of(measured: Measured, fused: FusedOps, library: PlainOps, layer: LayerArrays) -> tuple[OpTable, str]:
     """The sets that were fastest, and a line that says which."""
     our_head, library_head = replace(fused, stripes=None), replace(fused, stripes=library.stripes)
     few: list[tuple[int, Ops]] = []
     said = []
-    for rows, (fused_layers, fused_head) in zip(measured.rows, measured.fused_best(), strict=True):
+    for rows, (fused_layers, fused_head), places in zip(measured.rows, measured.fused_best(), measured.layouts, strict=True):
         head = our_head if fused_head else library_head
-        few.append((rows, HeadOps(fused if fused_layers else library, head)))
+        few.append((rows, HeadOps(laid_out(fused, layer, places) if fused_layers else library, head)))
         said.append(f"{rows} {_NAMES[fused_layers]} + {_NAMES[fused_head]}")
     return OpTable(library, tuple(few)), f"measured, layers + head up to so many rows: {', '.join(said)}; library above"
 
@@ -101,7 +127,7 @@ class OpsChooser:
         if measured is None:
             measured = self._measure(fused, library)
             write_measured(path, key, measured)
-        return table_of(measured, fused, library)
+        return table_of(measured, fused, library, self.model.layers[0])
 
     def _rows(self) -> list[int]:
         most = min(self.scratch.residual.shape[0], self.scratch.logits.shape[0])
@@ -109,26 +135,32 @@ class OpsChooser:
 
     def _key(self) -> dict[str, Any]:
         """Everything that a measurement depends on. The folder of compiled kernels is named after their sources."""
-        shape = self.model.shape
+        shape, layer = self.model.shape, self.model.layers[0]
         return {
             "device": self.device.description,
             "shape": asdict(shape),
             "layers": len(self.model.layers),
             "dtype": str(self.model.head.dtype),
             "rows": self._rows(),
+            "layouts": {name: [asdict(layout) for layout in layouts_of(name, *getattr(layer, name).shape)] for name in PRODUCTS},
             "sources": kernel_cache_dir().name,
         }
 
     def _measure(self, fused: FusedOps, library: PlainOps) -> Measured:
         heads = {"fused_head": replace(fused, stripes=None), "library_head": replace(fused, stripes=library.stripes)}
         found: dict[str, list[float]] = {name: [] for name in ("fused_layers", "library_layers", *heads)}
+        layouts: list[dict[str, int]] = []
         stream = self.device.stream("choose_ops")
         borrowed: list[Any] = []
         rows = self._rows()
         for count in rows:
             run = self._pass(stream, count, borrowed)
+            if count in _LAYOUT_ROWS or not layouts:
+                places = {name: self._fastest_layout(run, fused, name) for name in PRODUCTS}
+            layouts.append(places)
+            own = laid_out(fused, self.model.layers[0], places)
             records: dict[str, Callable[[], None]] = {
-                "fused_layers": lambda run=run: self._layers(run, fused),  # type: ignore[misc]
+                "fused_layers": lambda run=run, own=own: self._layers(run, own),  # type: ignore[misc]
                 "library_layers": lambda run=run: self._layers(run, library),  # type: ignore[misc]
             }
             for name, ops in heads.items():
@@ -138,7 +170,7 @@ class OpsChooser:
         stream.synchronize()
         for array in borrowed:
             self.device.free(array)
-        return Measured(rows, **found)
+        return Measured(rows, **found, layouts=layouts)
 
     def _pass(self, stream: Any, rows: int, borrowed: list[Any]) -> ForwardPass:
         """A step of so many rows, all of them live; what only attention and embedding read is left out."""
@@ -159,6 +191,29 @@ class OpsChooser:
         layers = self.model.layers
         layer_bytes = sum(weight.nbytes for weight in (layers[0].qkv, layers[0].out, layers[0].gate_up, layers[0].down))
         return layers[: max(2, -(-_BYTES // layer_bytes))]
+
+    def _fastest_layout(self, run: ForwardPass, fused: FusedOps, name: str) -> int:
+        """Place of the fastest among the layouts of a product."""
+        known = layouts_of(name, *getattr(self.model.layers[0], name).shape)
+        if len(known) == 1:
+            return 0
+        records: dict[str, Callable[[], None]] = {}
+        for place in range(len(known)):
+            ops = laid_out(fused, self.model.layers[0], {name: place})
+            records[f"{name} {place}"] = lambda ops=ops: self._products(run, ops, name)  # type: ignore[misc]
+        times = list(measure_in_turn(self.device, run.launch, records).values())
+        return times.index(min(times))
+
+    def _products(self, run: ForwardPass, ops: FusedOps, name: str) -> None:
+        for layer in self._measured_layers():
+            if name == "qkv":
+                ops.attention_inputs(run, layer)
+            elif name == "out":
+                ops.attention_output(run, layer, layer.post_norm)
+            elif name == "gate_up":
+                ops.gate_up(run, layer)
+            else:
+                ops.down(run, layer, layer.input_norm)
 
     def _layers(self, run: ForwardPass, ops: Ops) -> None:
         for layer in self._measured_layers():
