@@ -101,7 +101,7 @@ def toy_residual(residual, table, input_ids, positions, block, num_tokens):
     """residual[t] = table[token + 5 block] + table[position + 11 block] / 2, row numbers modulo the rows of `table`.
 
     What stands for the residual stream [T, H] float32 behind one block: it says which token stands where. table float32 [V, H].
-    Threads over tokens. Oracle: runtime.gates.toy_drafter.
+    Threads over tokens. Oracle: runtime.gates.toy_drafter.block_drafts.
     """
     rows = i32(table.shape[0])
     for t in range(cuda.grid(1), num_tokens[0], cuda.gridsize(1)):
