@@ -10,6 +10,7 @@ from runtime.device import open_device
 from runtime.engine import Engine
 from tests.test_runtime_engine_logprobs import arrivals as logprob_arrivals
 from tests.test_runtime_engine_logprobs import check as check_logprobs
+from tests.test_runtime_engine_logprobs import check_prompt, prompt_arrivals
 from tests.test_runtime_engine_params import GREEDY, PROMPTS, outputs_of, params_of, sampled_arrivals
 from tests.tiny_engine import ENDING, LOOPING, Arrival, Reference, check_outputs, drive, open_tiny, tiny_reference
 
@@ -48,3 +49,12 @@ def test_logprobs(reference: Reference, k: int) -> None:
         outputs = drive(engine, arrivals)
     for arrival, output in zip(arrivals, outputs, strict=True):
         check_logprobs(reference, arrival, output)
+
+
+@pytest.mark.parametrize("settings", [{}, {"scheduler__max_num_batched_tokens": 7, "scheduler__max_num_seqs": 2}], ids=str)
+def test_logprobs_of_prompts(reference: Reference, settings: dict[str, Any]) -> None:
+    arrivals = prompt_arrivals()
+    with open_gpu(reference, 3, **settings) as engine:
+        outputs = drive(engine, arrivals)
+    for arrival, output in zip(arrivals, outputs, strict=True):
+        check_prompt(reference, arrival, output)
