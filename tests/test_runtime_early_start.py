@@ -1,4 +1,4 @@
-"""What may start early: never in front of data that it reads before its wait, nor behind a copy, an event or the start of a graph."""
+"""What may start early: not in front of data that it reads before its wait, nor behind a copy, an event or a graph's start."""
 
 from __future__ import annotations
 
