@@ -27,6 +27,7 @@ from graphs.transformer import record_forward
 from runtime.bench_products import TURNS, ProductBench, ProductTimes, products_of
 from runtime.checkpoint.weights import STORAGE, WeightDtype
 from runtime.device import open_device
+from runtime.models.choose_ops import OpsChooser
 from runtime.models.rope import RopeSpec, rope_table
 from runtime.models.scratch import allocate_scratch, build_ops
 from runtime.models.spec import ModelSpec
@@ -132,11 +133,11 @@ class Rig:
         self.step = self.step.of_requests(requests, query_len)
         self.run = ForwardPass(stream, self.model, self.scratch, self.state, self.step, self.tokens)
         table, _ = build_ops(device, spec, self.sizes, dtype, on_gpu=True, choice="fused")
-        fused, self.library = table.for_rows(1), table.many
+        fused, library = table.for_rows(1), table.many
         assert isinstance(fused, FusedOps)
-        assert isinstance(table.many, PlainOps)
-        self.fused = fused
-        self.mixed = replace(self.fused, stripes=table.many.stripes)
+        assert isinstance(library, PlainOps)
+        self.fused, self.library = fused, library
+        self.mixed = replace(fused, stripes=library.stripes)
         self.sets: dict[str, Ops] = {"fused": self.fused, "mixed": self.mixed, "library": self.library}
         if self.tokens <= 8:
             self.sets["plain"] = PlainOps(PagedAttention())
@@ -157,19 +158,28 @@ class Rig:
             found.append(self._row(name, product, getattr(layers[0], product), times, torch_times))
         times = {which: self._per_layer(partial(ops.attention, self.run)) for which, ops in self.sets.items()}
         found.append(self._row(name, "attention", None, times, torch_times))
-        if isinstance(library, PlainOps):
-            times = {"library": self._per_layer(lambda layer: library.add_and_norm(self.run, norm))}
-            found.append(self._row(name, "add_rms_norm", None, times, torch_times))
+        times = {"library": self._per_layer(lambda layer: library.add_and_norm(self.run, norm))}
+        found.append(self._row(name, "add_rms_norm", None, times, torch_times))
         times = {
             which: self._per_layer(partial(_with_norm, ops.feed_forward, self.run, norm))
-            for which, ops in (("fused", fused), ("library", library))
+            for which, ops in self.sets.items()
+            if which in ("fused", "library")
         }
         found.append(self._row(name, "feed_forward", None, times, torch_times))
         times = {which: self.time(partial(self._logits, ops), 2) for which, ops in self.sets.items()}
         found.append(self._row(name, "logits", self.model.head, times, torch_times))
+        return [*found, self.whole(name)]
+
+    def whole(self, name: str) -> Row:
+        """The whole forward pass by every set."""
         times = {which: self.time(partial(self._whole, ops), 1) for which, ops in self.sets.items()}
-        found.append(self._row(name, "whole forward", None, times, torch_times))
-        return found
+        return Row(name, self.requests, self.query_len, "whole forward", 0, times)
+
+    def add_auto(self) -> str:
+        """Add the set that `graphs.ops: auto` takes for these rows, and say what was chosen for all."""
+        table, said = OpsChooser(self.device, self.model, self.scratch)(self.fused, self.library)
+        self.sets["auto"] = table.for_rows(self.tokens)
+        return said
 
     def _row(
         self,
@@ -188,7 +198,7 @@ class Rig:
     def difference(self) -> tuple[float, float]:
         """(||x - library|| / ||library|| of the logits, share of rows with the same arg max), from the same cache; the worst x."""
         logits, best = [], []
-        for ops in (self.library, self.fused, self.mixed):
+        for ops in (self.library, *(ops for which, ops in self.sets.items() if which not in ("library", "plain"))):
             self._whole(ops)
             self.stream.synchronize()
             logits.append(self.device.download(self.scratch.logits).astype(np.float64))
@@ -427,6 +437,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--products", action="store_true", help="the matrix products alone, at 1 and 8 rows, against cuBLAS and torch"
     )
+    parser.add_argument("--whole", action="store_true", help="whole forward passes alone")
     parser.add_argument("--json", default=None, help="file for all figures")
     options = parser.parse_args(arguments)
     if options.products:
@@ -445,8 +456,11 @@ def main(arguments: list[str] | None = None) -> int:
                 stream = device.stream("bench")
                 ceiling = ceiling or copy_bandwidth(device, stream)
                 rig = Rig(device, stream, spec, options.dtype, requests, query_len, options.context)
+                print(f"{name:<13} R={requests} q={query_len} auto: {rig.add_auto()}", flush=True)
                 error, agreement = rig.difference()
-                found = rig.rows(name, torch_times)
+                if options.whole:
+                    rig.sets.pop("plain", None)
+                found = [rig.whole(name)] if options.whole else rig.rows(name, torch_times)
             for row in found:
                 print(row, flush=True)
             print(f"{name:<13} R={requests} q={query_len} logits differ by {error:.1e}, arg max agrees {agreement:.0%}", flush=True)

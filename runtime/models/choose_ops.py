@@ -43,6 +43,8 @@ PRODUCTS = ["down", "gate_up", "out", "qkv"]
 
 _MOST_LAYOUTS = 64
 
+_FEWEST_LAYERS = 6
+
 _BYTES = 400_000_000
 """Weights that a graph reads at least, if the model has as many: several times L2."""
 
@@ -187,10 +189,11 @@ class OpsChooser:
         state = SlotState(**dict.fromkeys(SlotState.__dataclass_fields__, indices))
         return ForwardPass(stream, self.model, self.scratch, state, step, rows)
 
-    def _measured_layers(self) -> Sequence[LayerArrays]:
+    def _measured_layers(self, *names: str) -> Sequence[LayerArrays]:
+        """As many layers as outgrow L2 with these products, and more than a graph's own launch shows in."""
         layers = self.model.layers
-        layer_bytes = sum(weight.nbytes for weight in (layers[0].qkv, layers[0].out, layers[0].gate_up, layers[0].down))
-        return layers[: max(2, -(-_BYTES // layer_bytes))]
+        layer_bytes = sum(getattr(layers[0], name).nbytes for name in names)
+        return layers[: max(_FEWEST_LAYERS, -(-_BYTES // layer_bytes))]
 
     def _fastest_layout(self, run: ForwardPass, fused: FusedOps, name: str) -> int:
         """Place of the fastest among the layouts of a product."""
@@ -205,7 +208,7 @@ class OpsChooser:
         return times.index(min(times))
 
     def _products(self, run: ForwardPass, ops: FusedOps, name: str) -> None:
-        for layer in self._measured_layers():
+        for layer in self._measured_layers(name):
             if name == "qkv":
                 ops.attention_inputs(run, layer)
             elif name == "out":
@@ -216,7 +219,7 @@ class OpsChooser:
                 ops.down(run, layer, layer.input_norm)
 
     def _layers(self, run: ForwardPass, ops: Ops) -> None:
-        for layer in self._measured_layers():
+        for layer in self._measured_layers(*PRODUCTS):
             ops.attention_inputs(run, layer)
             ops.attention_output(run, layer, layer.post_norm)
             ops.feed_forward(run, layer, layer.input_norm)
