@@ -67,7 +67,7 @@ def test_a_step_of_attention(
         "stored": np.int32(0),
         "num_requests": np.array([2], np.int32),
     }
-    wide = {name: widened(arg) if name in {"out", "k_cache", "v_cache"} else arg for name, arg in args.items()}
+    wide: dict[str, Any] = {name: widened(arg) if name in {"out", "k_cache", "v_cache"} else arg for name, arg in args.items()}
     kernel = oracle_attend.norm_attend_step if normed else oracle_attend.attend_step
     expected = kernel(**{name: arg for name, arg in wide.items() if normed or name not in {"q_gain", "k_gain", "eps"}})
 

@@ -123,9 +123,14 @@ def test_the_emulator_sees_a_lane_that_loads_its_neighbours_columns() -> None:
     lane = warp.lane
     warp.lane = lambda: np.int32(lane() ^ 1)  # type: ignore[method-assign]
     module = gpu_module("tile_gpu", warp)
-    x, weight = stored(floats(1, 1, 32), "bfloat16"), stored(floats(3, 8, 32), "bfloat16")
-    partial = np.zeros(128, np.float32)
-    rows = (np.int32(0), np.int32(1))
-    warp.run(module.SINGLE["uint16", "uint16"], RING, partial, np.int32(0), x, x, *rows, weight, np.int32(0), 0, 32)
-    expected = widened(x) @ widened(weight).T
-    assert not np.allclose(partial.reshape(16, 8)[:1], expected, rtol=1e-2)
+    x, weight = stored(floats(1, 1, 64), "bfloat16"), stored(floats(3, 8, 64), "bfloat16")
+    partial = np.zeros(64, np.float32)
+    place, shared = [np.int32(0), np.int32(0)], [np.int32(value) for value in (0, 1, 0, 1)]
+
+    def product() -> None:
+        module.BEGIN["uint16"](RING, weight, *place, *shared, np.int32(0))
+        module.ROWS["uint16"](RING, x, np.int32(0), *shared)
+        module.FINISH["uint16", "uint16"](RING, partial, x, np.int32(0), weight, *place, *shared, np.int32(0))
+
+    warp.run(product)
+    assert not np.allclose(partial.reshape(8, 8)[:1], widened(x) @ widened(weight).T, rtol=1e-2)

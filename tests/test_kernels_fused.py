@@ -249,7 +249,8 @@ def attend_case(
 def expected_attention(args: dict[str, Any]) -> np.ndarray:
     names = ("out", "query", "k_cache", "v_cache", "block_tables", "positions", "idx_mapping", "query_start_loc")
     wide = wide_args(args)
-    return oracle.attend(*(wide[name] for name in names), args["num_heads"], args["scale"], args["num_requests"])
+    scalars = {name: args[name] for name in ("num_heads", "scale", "num_requests")}
+    return oracle.attend(**{name: wide[name] for name in names}, **scalars)
 
 
 def rows_args(args: dict[str, Any]) -> dict[str, Any]:

@@ -155,7 +155,7 @@ class Warp:
         self._team.barrier.wait()
 
     def syncwarp(self) -> None:
-        self._barrier.wait()
+        self._team.barrier.wait()
 
     def broadcast(self, value: Any, source: Any) -> Any:
         """Refuses what Numba has no shuffle for: the common form would be compiled in its place, and yield each lane its own."""
