@@ -94,10 +94,11 @@ def save_drafter(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, 
     """Write both files; a reader finds the old ones or the new ones, never half of a file."""
     folder.mkdir(parents=True, exist_ok=True)
     weights, text = folder / "model.safetensors", folder / "config.json"
+    text.write_text(json.dumps(dict(config), indent=1) + "\n", "utf-8")
     beside = weights.with_suffix(".new")
     save_file(dict(tensors), beside, metadata={"format": "pt"})
+    beside.chmod(text.stat().st_mode)  # safetensors makes it the owner's alone
     beside.replace(weights)
-    text.write_text(json.dumps(dict(config), indent=1) + "\n", "utf-8")
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
