@@ -220,7 +220,12 @@ def norm_project(out, x, squares, weight, eps, scaled, parts, runs, num_tokens):
 
 @kernel(writes=("out",), max_registers=_REGISTERS, overlap=True, early=("weight",))
 def norm_project_two(out, x, squares, weight, eps, scaled, parts, runs, num_tokens):
-    """`norm_project` in tiles of 16 outputs, for large weights. Oracle: oracle_fused.norm_project."""
+    """`norm_project` in tiles of 16 outputs, for large weights. Launch, ownership and barriers are the same. Safe under capture.
+    Oracle: oracle_fused.norm_project.
+
+    Args:
+        out, x, squares, weight, eps, scaled, parts, runs, num_tokens: as in `norm_project`.
+    """
     ring = cuda.shared.array(RING, f32)
     partial = cuda.shared.array(PARTIAL, f32)
     scale = cuda.shared.array(TILE_TOKENS, f32)
@@ -375,7 +380,12 @@ def project_residual(residual, normed, squares, x, weight, gain, parts, runs, nu
 
 @kernel(writes=("residual", "normed", "squares"), max_registers=_REGISTERS, overlap=True, early=("weight", "gain"))
 def project_residual_two(residual, normed, squares, x, weight, gain, parts, runs, num_tokens):
-    """`project_residual` in tiles of 16 outputs, for large weights. Oracle: oracle_fused.project_residual."""
+    """`project_residual` in tiles of 16 outputs, for large weights. Launch, ownership and barriers are the same. Safe under
+    capture, and not idempotent. Oracle: oracle_fused.project_residual.
+
+    Args:
+        residual, normed, squares, x, weight, gain, parts, runs, num_tokens: as in `project_residual`.
+    """
     ring = cuda.shared.array(RING, f32)
     partial = cuda.shared.array(PARTIAL, f32)
     add_rows(ring, partial, residual, normed, squares, x, weight, gain, parts, i32(2), runs, num_tokens)
