@@ -28,12 +28,18 @@ from kernels.project import (
     project_residual_two,
 )
 from kernels.rmsnorm import rms_norm
-from kernels.tile import CHUNKS, MAX_WARPS, TILE_ROWS
+from kernels.tile import CHUNK, TILE_ROWS
 
 THREADS = 128
 
 _LARGE_BYTES = 8 << 20
 """16-bit weights of a product from which a tile is sixteen weight rows: below, more blocks of eight fill the GPU better."""
+
+_WARPS = 3168
+"""Warps that a large product keeps busy, twenty-four on each multiprocessor of an H200."""
+
+_MOST_PARTS = (0, 9, 5)
+"""Warps that share the columns of a tile at most, by slabs."""
 
 _WARPS_A_BLOCK = 4
 
@@ -52,47 +58,51 @@ class Layout:
         slabs: a tile is so many times eight weight rows.
         warps: of a block that multiply.
         grid: blocks of the launch.
-        runs: runs of columns that are brought into L2 ahead (kernels/tile.py).
     """
 
     parts: int
     slabs: int
     warps: int
     grid: int
-    runs: int = 0
 
     @classmethod
     def of(cls, outputs: int, depth: int, *, slabs: int | None = None) -> Layout:
-        """`outputs` rows of weights of `depth` columns; slabs None: by size. The warps of a block share a tile evenly."""
+        """`outputs` rows of weights of `depth` columns; slabs None: by size.
+
+        As many warps share a tile as keep the GPU busy; those of a small product each have a chunk or two.
+        """
+        large = 2 * outputs * depth >= _LARGE_BYTES
         if slabs is None:
-            slabs = 2 if 2 * outputs * depth >= _LARGE_BYTES else 1
-        chunks = -(-depth // CHUNKS[slabs])
-        return cls.sharing(outputs, depth, slabs, -(-chunks // -(-chunks // min(MAX_WARPS[slabs], chunks))))
+            slabs = 2 if large else 1
+        tiles, chunks = -(-outputs // (slabs * TILE_ROWS)), -(-depth // CHUNK)
+        parts = min(max(_WARPS // tiles, 1) if large else chunks, _MOST_PARTS[slabs], chunks)
+        return cls.sharing(outputs, slabs, -(-chunks // -(-chunks // parts)))
 
     @classmethod
-    def sharing(cls, outputs: int, depth: int, slabs: int, parts: int, runs: int = 0) -> Layout:
+    def sharing(cls, outputs: int, slabs: int, parts: int) -> Layout:
         """`parts` warps to a tile."""
         warps = parts * max(_WARPS_A_BLOCK // parts, 1)
         blocks = -(-outputs // (slabs * TILE_ROWS * (warps // parts)))
-        return cls(parts, slabs, warps, -(-blocks // -(-blocks // _BLOCKS)), runs)
+        return cls(parts, slabs, warps, -(-blocks // -(-blocks // _BLOCKS)))
 
 
-LARGE_PARTS = (8, 4, 2)
+LARGE_PARTS = (5, 4, 2, 1)
 """Warps that share a tile of a large product, to choose from."""
 
 
 def layouts_of(name: str, outputs: int, depth: int) -> list[Layout]:
-    """The layouts of a product worth measuring, the usual one first. name: qkv, out, gate_up or down."""
+    """The layouts of a product worth measuring, the usual one first: it is what batch_invariant takes. name: qkv, out, gate_up or
+    down."""
     usual = Layout.of(outputs, depth, slabs=2 if name == "gate_up" else None)
     if 2 * outputs * depth < _LARGE_BYTES:
         return [usual]
-    return [Layout.sharing(outputs, depth, 2, parts, runs) for parts in LARGE_PARTS for runs in (0, 2)]
+    return [usual, *(Layout.sharing(outputs, 2, parts) for parts in LARGE_PARTS if parts != usual.parts)]
 
 
 def stripes_of(vocab_size: int) -> int:
     """Stripes of the head, each with a best column of its own: the shape of best_value [stripes, J]."""
     groups = -(-vocab_size // (2 * TILE_ROWS * _WARPS_A_BLOCK))
-    return -(-groups // -(-groups // (2 * _BLOCKS)))  # blocks of few warps
+    return -(-groups // -(-groups // _BLOCKS))
 
 
 def why_not_fused(shape: DecoderShape, dtype: np.dtype[np.generic]) -> str | None:
@@ -146,7 +156,7 @@ class FusedOps:
         tokens, qkv = run.num_tokens, run.scratch.qkv[: run.num_tokens]
         layout = self._layout("qkv", layer.qkv)
         threads, eps = 32 * (layout.warps + 1), run.model.shape.rms_norm_eps
-        arguments = (qkv, *self._product_input(run), layer.qkv, eps, self._scaled(run), layout.parts, layout.runs, run.live)
+        arguments = (qkv, *self._product_input(run), layer.qkv, eps, self._scaled(run), layout.parts, run.live)
         kernel = norm_project if layout.slabs == 1 else norm_project_two
         run.launch.launch(kernel, layout.grid, threads, *arguments)
         if layer.qkv_bias is not None:
@@ -174,7 +184,6 @@ class FusedOps:
             eps,
             self._scaled(run),
             layout.parts,
-            layout.runs,
             run.live,
         )
         run.launch.launch(norm_gate_up, layout.grid, threads, *arguments)
@@ -211,7 +220,7 @@ class FusedOps:
 
     def _project_residual(self, run: ForwardPass, name: str, x: Array, weight: Array, norm: Array) -> None:
         layout = self._layout(name, weight)
-        arguments = (*self._residual_and_norm(run), x, weight, norm, layout.parts, layout.runs, run.live)
+        arguments = (*self._residual_and_norm(run), x, weight, norm, layout.parts, run.live)
         kernel = project_residual if layout.slabs == 1 else project_residual_two
         run.launch.launch(kernel, layout.grid, 32 * layout.warps, *arguments)
         self._norm_in_float16(run, norm)

@@ -24,7 +24,7 @@ _REGISTERS = 96
 _WARPS = 4
 """Warps of a block that multiply at most."""
 
-_RING = _WARPS * 3 * 384 + 4
+_RING = _WARPS * 9 * 256 + 4
 """As kernels.tile.RING, for fewer warps."""
 
 _PARTIAL = _WARPS * 2 * TILE
@@ -92,13 +92,12 @@ def project_argmax(logits, best_value, best_column, x, weight, vocab_size, num_r
     value_of = cuda.shared.array(_CELLS, f32)
     column_of = cuda.shared.array(_CELLS, i32)
     outputs, stripes, one, slabs = i32(weight.shape[0]), i32(best_value.shape[0]), i32(1), i32(2)
-    runs = i32(0)
     warp, warps = warp_of_block(), min(multiplying_warps(i32(0), slabs), i32(_WARPS))
     stripe, grid, octets = i32(cuda.blockIdx.x), i32(cuda.gridDim.x), divide(warp_size(), octet_size())
     octet, cells, busy = divide(lane(), octet_size()), warp * i32(2 * _ROWS_AT_ONCE), warp < warps
     first, step = (stripe * warps + warp) * i32(2 * TILE_ROWS), stripes * warps * i32(2 * TILE_ROWS)
     if busy and first < outputs:
-        begin_products(ring, weight, first, first + i32(TILE_ROWS), i32(0), one, warp, slabs, runs)
+        begin_products(ring, weight, first, first + i32(TILE_ROWS), i32(0), one, warp, slabs)
     wait_for_launches()
     let_next_launch_start()
     if busy and first < outputs:
@@ -118,7 +117,7 @@ def project_argmax(logits, best_value, best_column, x, weight, vocab_size, num_r
                 token = i32(0)
                 while token < kept:
                     second = row + i32(TILE_ROWS)
-                    finish_products(ring, partial, x, base + token, weight, row, second, i32(0), one, warp, slabs, runs)
+                    finish_products(ring, partial, x, base + token, weight, row, second, i32(0), one, warp, slabs)
                     after, rows_after = row, base + token + i32(TILE_TOKENS)
                     if token + i32(TILE_TOKENS) >= kept:  # the next tile, the first one for more rows, that of the next stripe
                         after, rows_after = row + step, base
@@ -127,7 +126,7 @@ def project_argmax(logits, best_value, best_column, x, weight, vocab_size, num_r
                         elif after >= outputs and stripe + grid < stripes:
                             after, rows_after = first + grid * warps * i32(2 * TILE_ROWS), i32(0)
                     if after < outputs:
-                        begin_products(ring, weight, after, after + i32(TILE_ROWS), i32(0), one, warp, slabs, runs)
+                        begin_products(ring, weight, after, after + i32(TILE_ROWS), i32(0), one, warp, slabs)
                         begin_rows(ring, x, rows_after, i32(0), one, warp, slabs)
                     warp_barrier()
                     item, rows = octet, min(kept - token, i32(TILE_TOKENS))

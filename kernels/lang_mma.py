@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import cuda as numba_cuda
 from numba.cuda import cgutils, types
 from numba.cuda.extending import intrinsic
 from numba.cuda.typing import signature
@@ -81,26 +80,6 @@ copy16 = intrinsic(_copy16("cp.async.cg.shared.global"))
 
 `size` (uint32) is 16, or 0 for zeros instead, and nothing is read then. Only `wait_copies` says when they are there. Unlike a
 load into registers, which ptxas moves down to its first use, it starts where it stands: it is what keeps memory busy."""
-
-
-@intrinsic
-def bring_near(typingctx, array, offset, size):
-    """Begin to bring `size` bytes (uint32, a multiple of 16) from element `offset` (int64) of a contiguous array on into L2.
-
-    One instruction for a long run, whose lines memory then delivers in one go. It waits for nothing and changes nothing; a GPU
-    before compute capability 9 has no such instruction, and does without.
-    """
-
-    def codegen(context, builder, sig, args):
-        if numba_cuda.get_current_device().compute_capability < (9, 0):
-            return context.get_dummy_value()
-        pointer = builder.ptrtoint(_address(context, builder, sig.args[0], args[0], args[1]), ir.IntType(64))
-        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64), _WORD])
-        text = "cp.async.bulk.prefetch.L2.global [$0], $1;"
-        builder.call(ir.InlineAsm(kind, text, "l,r", side_effect=True), [pointer, args[2]])
-        return context.get_dummy_value()
-
-    return signature(types.void, array, types.int64, types.uint32), codegen
 
 
 def _statement(text: str) -> Any:

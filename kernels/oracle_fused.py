@@ -37,13 +37,13 @@ def embed_squares(
 
 
 def norm_project(
-    out: Floats, x: Floats, squares: Floats, weight: Floats, eps: float, scaled: int, parts: int, runs: int, num_tokens: Integers
+    out: Floats, x: Floats, squares: Floats, weight: Floats, eps: float, scaled: int, parts: int, num_tokens: Integers
 ) -> Floats:
     return _live(out, num_tokens, x.astype(np.float64) @ weight.T * _scales(squares, x.shape[1], eps, scaled))
 
 
 def norm_gate_up(
-    out: Floats, x: Floats, squares: Floats, weight: Floats, eps: float, scaled: int, parts: int, runs: int, num_tokens: Integers
+    out: Floats, x: Floats, squares: Floats, weight: Floats, eps: float, scaled: int, parts: int, num_tokens: Integers
 ) -> Floats:
     gate, up = np.split(x.astype(np.float64) @ weight.T * _scales(squares, x.shape[1], eps, scaled), 2, axis=1)
     return _live(out, num_tokens, gate / (1 + np.exp(-gate)) * up)
@@ -57,7 +57,6 @@ def project_residual(
     weight: Floats,
     gain: Floats,
     parts: int,
-    runs: int,
     num_tokens: Integers,
 ) -> tuple[Floats, Floats, Floats]:
     """(residual, normed, squares) afterwards."""

@@ -36,7 +36,7 @@ from kernels.tile import (
 if not SIMULATED:
     import kernels.tile_gpu as tile_gpu
 
-_REGISTERS = 72  # three blocks of nine warps on a multiprocessor
+_REGISTERS = 96  # four blocks of five warps on a multiprocessor
 
 _MAX_WARPS_ONE, _MAX_WARPS_TWO = MAX_WARPS[1:]
 
@@ -147,7 +147,7 @@ def embed_squares(residual, normed, squares, table, gain, input_ids, num_tokens)
 
 
 @device_function
-def project_rows(ring, partial, scale, out, x, squares, weight, eps, scaled, parts, slabs, runs, num_tokens):
+def project_rows(ring, partial, scale, out, x, squares, weight, eps, scaled, parts, slabs, num_tokens):
     """What the two kernels below do."""
     outputs, width, height = i32(weight.shape[0]), i32(weight.shape[1]), slabs * i32(TILE_ROWS)
     warp, warps = warp_of_block(), multiplying_warps(i32(1), slabs)
@@ -157,7 +157,7 @@ def project_rows(ring, partial, scale, out, x, squares, weight, eps, scaled, par
     base, step = i32(cuda.blockIdx.x) * tiles * height, i32(cuda.gridDim.x) * tiles * height
     row = base + group * height
     if multiplies and row < outputs:
-        begin_products(ring, weight, row, row + i32(TILE_ROWS), part, parts, warp, slabs, runs)
+        begin_products(ring, weight, row, row + i32(TILE_ROWS), part, parts, warp, slabs)
     wait_for_launches()
     let_next_launch_start()
     if multiplies and row < outputs:
@@ -169,10 +169,10 @@ def project_rows(ring, partial, scale, out, x, squares, weight, eps, scaled, par
         while token < live:
             after = token + i32(TILE_TOKENS) if token + i32(TILE_TOKENS) < live else i32(0)
             if multiplies and row < outputs:
-                finish_products(ring, partial, x, token, weight, row, row + i32(TILE_ROWS), part, parts, warp, slabs, runs)
+                finish_products(ring, partial, x, token, weight, row, row + i32(TILE_ROWS), part, parts, warp, slabs)
                 next_row = row if after > i32(0) else row + step
                 if next_row < outputs:
-                    begin_products(ring, weight, next_row, next_row + i32(TILE_ROWS), part, parts, warp, slabs, runs)
+                    begin_products(ring, weight, next_row, next_row + i32(TILE_ROWS), part, parts, warp, slabs)
                     begin_rows(ring, x, after, part, parts, warp, slabs)
             cuda.syncthreads()
             item = divide(part * warp_size() + lane(), octet_size())
@@ -195,7 +195,7 @@ def project_rows(ring, partial, scale, out, x, squares, weight, eps, scaled, par
 
 
 @kernel(writes=("out",), max_registers=_REGISTERS, overlap=True, early=("weight",))
-def norm_project(out, x, squares, weight, eps, scaled, parts, runs, num_tokens):
+def norm_project(out, x, squares, weight, eps, scaled, parts, num_tokens):
     """out[t] = x[t] @ weight.T / rms[t] for the live tokens, with rms from the sums of squares; scaled 1: not divided by it.
 
     Args:
@@ -206,7 +206,6 @@ def norm_project(out, x, squares, weight, eps, scaled, parts, runs, num_tokens):
         eps: float32.
         scaled: int32, 0 or 1.
         parts: int32, warps that share a tile.
-        runs: int32, see kernels/tile.py.
         num_tokens: int32 [1], live rows.
 
     Launch: (parts * tiles a block + 1) warps, of which the last sums the squares. A block owns its tiles of `out`. Barriers are
@@ -215,30 +214,30 @@ def norm_project(out, x, squares, weight, eps, scaled, parts, runs, num_tokens):
     ring = cuda.shared.array(RING, f32)
     partial = cuda.shared.array(PARTIAL, f32)
     scale = cuda.shared.array(TILE_TOKENS, f32)
-    project_rows(ring, partial, scale, out, x, squares, weight, eps, scaled, parts, i32(1), runs, num_tokens)
+    project_rows(ring, partial, scale, out, x, squares, weight, eps, scaled, parts, i32(1), num_tokens)
 
 
 @kernel(writes=("out",), max_registers=_REGISTERS, overlap=True, early=("weight",))
-def norm_project_two(out, x, squares, weight, eps, scaled, parts, runs, num_tokens):
+def norm_project_two(out, x, squares, weight, eps, scaled, parts, num_tokens):
     """`norm_project` in tiles of 16 outputs, for large weights. Launch, ownership and barriers are the same. Safe under capture.
     Oracle: oracle_fused.norm_project.
 
     Args:
-        out, x, squares, weight, eps, scaled, parts, runs, num_tokens: as in `norm_project`.
+        out, x, squares, weight, eps, scaled, parts, num_tokens: as in `norm_project`.
     """
     ring = cuda.shared.array(RING, f32)
     partial = cuda.shared.array(PARTIAL, f32)
     scale = cuda.shared.array(TILE_TOKENS, f32)
-    project_rows(ring, partial, scale, out, x, squares, weight, eps, scaled, parts, i32(2), runs, num_tokens)
+    project_rows(ring, partial, scale, out, x, squares, weight, eps, scaled, parts, i32(2), num_tokens)
 
 
 @kernel(writes=("out",), max_registers=_REGISTERS, overlap=True, early=("weight",))
-def norm_gate_up(out, x, squares, weight, eps, scaled, parts, runs, num_tokens):
+def norm_gate_up(out, x, squares, weight, eps, scaled, parts, num_tokens):
     """out[t] = silu(gate) * up, with (gate, up) = x[t] @ weight.T / rms[t], for the live tokens.
 
     Args:
         out: [T, I], any storage type.
-        x, squares, eps, scaled, parts, runs, num_tokens: as in `norm_project`.
+        x, squares, eps, scaled, parts, num_tokens: as in `norm_project`.
         weight: [2 I, K], gate first.
 
     Launch and ownership as in `norm_project`; a tile is 8 outputs, a slab of gate rows and one of up rows.
@@ -255,7 +254,7 @@ def norm_gate_up(out, x, squares, weight, eps, scaled, parts, runs, num_tokens):
     base, step = i32(cuda.blockIdx.x) * tiles * i32(TILE_ROWS), i32(cuda.gridDim.x) * tiles * i32(TILE_ROWS)
     row = base + group * i32(TILE_ROWS)
     if multiplies and row < outputs:
-        begin_products(ring, weight, row, outputs + row, part, parts, warp, slabs, runs)
+        begin_products(ring, weight, row, outputs + row, part, parts, warp, slabs)
     wait_for_launches()
     let_next_launch_start()
     if multiplies and row < outputs:
@@ -267,10 +266,10 @@ def norm_gate_up(out, x, squares, weight, eps, scaled, parts, runs, num_tokens):
         while token < live:
             after = token + i32(TILE_TOKENS) if token + i32(TILE_TOKENS) < live else i32(0)
             if multiplies and row < outputs:
-                finish_products(ring, partial, x, token, weight, row, outputs + row, part, parts, warp, slabs, runs)
+                finish_products(ring, partial, x, token, weight, row, outputs + row, part, parts, warp, slabs)
                 next_row = row if after > i32(0) else row + step
                 if next_row < outputs:
-                    begin_products(ring, weight, next_row, outputs + next_row, part, parts, warp, slabs, runs)
+                    begin_products(ring, weight, next_row, outputs + next_row, part, parts, warp, slabs)
                     begin_rows(ring, x, after, part, parts, warp, slabs)
             cuda.syncthreads()
             t = divide(part * warp_size() + lane(), octet_size())
@@ -293,7 +292,7 @@ def norm_gate_up(out, x, squares, weight, eps, scaled, parts, runs, num_tokens):
 
 
 @device_function
-def add_rows(ring, partial, residual, normed, squares, x, weight, gain, parts, slabs, runs, num_tokens):
+def add_rows(ring, partial, residual, normed, squares, x, weight, gain, parts, slabs, num_tokens):
     """What the two kernels below do."""
     outputs, height = i32(weight.shape[0]), slabs * i32(TILE_ROWS)
     warp, warps = warp_of_block(), multiplying_warps(i32(0), slabs)
@@ -305,7 +304,7 @@ def add_rows(ring, partial, residual, normed, squares, x, weight, gain, parts, s
     octet = divide(part * warp_size() + lane(), octet_size())
     own_t, own_output = octet >> (slabs - i32(1)), row + (octet & (slabs - i32(1))) * i32(TILE_ROWS) + octet_lane()
     if multiplies and row < outputs:
-        begin_products(ring, weight, row, row + i32(TILE_ROWS), part, parts, warp, slabs, runs)
+        begin_products(ring, weight, row, row + i32(TILE_ROWS), part, parts, warp, slabs)
     factor = f32(0.0)
     if multiplies and own_output < outputs:
         factor = gain[own_output]
@@ -322,10 +321,10 @@ def add_rows(ring, partial, residual, normed, squares, x, weight, gain, parts, s
         while token < live:
             after = token + i32(TILE_TOKENS) if token + i32(TILE_TOKENS) < live else i32(0)
             if multiplies and row < outputs:
-                finish_products(ring, partial, x, token, weight, row, row + i32(TILE_ROWS), part, parts, warp, slabs, runs)
+                finish_products(ring, partial, x, token, weight, row, row + i32(TILE_ROWS), part, parts, warp, slabs)
                 next_row = row if after > i32(0) else row + step
                 if next_row < outputs:
-                    begin_products(ring, weight, next_row, next_row + i32(TILE_ROWS), part, parts, warp, slabs, runs)
+                    begin_products(ring, weight, next_row, next_row + i32(TILE_ROWS), part, parts, warp, slabs)
                     begin_rows(ring, x, after, part, parts, warp, slabs)
             cuda.syncthreads()
             rows, item = min(live - token, i32(TILE_TOKENS)), octet
@@ -358,7 +357,7 @@ def add_rows(ring, partial, residual, normed, squares, x, weight, gain, parts, s
 
 
 @kernel(writes=("residual", "normed", "squares"), max_registers=_REGISTERS, overlap=True, early=("weight", "gain"))
-def project_residual(residual, normed, squares, x, weight, gain, parts, runs, num_tokens):
+def project_residual(residual, normed, squares, x, weight, gain, parts, num_tokens):
     """residual[t] += x[t] @ weight.T for the live tokens; normed = residual * gain, and squares, of the new residual.
 
     Args:
@@ -368,24 +367,24 @@ def project_residual(residual, normed, squares, x, weight, gain, parts, runs, nu
         x: [T, K], of the weights' type.
         weight: [N, K], any storage type; 16-bit on a GPU: K a multiple of 8.
         gain: float32 [N], of the norm behind.
-        parts, runs, num_tokens: as in `norm_project`.
+        parts, num_tokens: as in `norm_project`.
 
     Launch: parts * tiles a block warps. A block owns its tiles of what it writes. Barriers are reached by all its threads. Safe
     under capture, and not idempotent. Oracle: oracle_fused.project_residual.
     """
     ring = cuda.shared.array(RING, f32)
     partial = cuda.shared.array(PARTIAL, f32)
-    add_rows(ring, partial, residual, normed, squares, x, weight, gain, parts, i32(1), runs, num_tokens)
+    add_rows(ring, partial, residual, normed, squares, x, weight, gain, parts, i32(1), num_tokens)
 
 
 @kernel(writes=("residual", "normed", "squares"), max_registers=_REGISTERS, overlap=True, early=("weight", "gain"))
-def project_residual_two(residual, normed, squares, x, weight, gain, parts, runs, num_tokens):
+def project_residual_two(residual, normed, squares, x, weight, gain, parts, num_tokens):
     """`project_residual` in tiles of 16 outputs, for large weights. Launch, ownership and barriers are the same. Safe under
     capture, and not idempotent. Oracle: oracle_fused.project_residual.
 
     Args:
-        residual, normed, squares, x, weight, gain, parts, runs, num_tokens: as in `project_residual`.
+        residual, normed, squares, x, weight, gain, parts, num_tokens: as in `project_residual`.
     """
     ring = cuda.shared.array(RING, f32)
     partial = cuda.shared.array(PARTIAL, f32)
-    add_rows(ring, partial, residual, normed, squares, x, weight, gain, parts, i32(2), runs, num_tokens)
+    add_rows(ring, partial, residual, normed, squares, x, weight, gain, parts, i32(2), num_tokens)

@@ -29,17 +29,17 @@ TILE_TOKENS = 8
 TILE = TILE_ROWS * TILE_TOKENS
 """Floats of shared memory that a part of a slab takes: [TILE_TOKENS, TILE_ROWS]."""
 
-CHUNKS = (0, 64, 32)
-"""Columns that a warp takes at a time, by slabs: a line of memory of 16-bit elements, or half of one."""
+CHUNK = 64
+"""Columns that a warp takes at a time: a line of memory, of 16-bit elements."""
 
-MAX_WARPS = (0, 9, 8)
+MAX_WARPS = (0, 11, 5)
 """Warps of a block that multiply at most, by slabs: what their rings leave room for."""
 
-RING = 9 * 2 * 2 * 256 + 4
-"""Floats of shared memory that chunks under way take: of one slab 9 warps, 2 stages, the slab and the activations, 1024 bytes
-each; of two slabs 8 warps, 3 stages, the slabs and the activations, 512 bytes each; and room to begin at 16 bytes."""
+RING = 5 * 3 * 3 * 256 + 4
+"""Floats of shared memory that chunks under way take: 5 warps, 3 stages, 2 slabs and the activations, 1024 bytes each (with one
+slab 11 warps and 2 stages), and room to begin at 16 bytes."""
 
-PARTIAL = 16 * TILE
+PARTIAL = 11 * TILE
 
 
 def _gpu_begin(ring: Any, weight: Any, *rest: Any) -> Callable[..., Any] | None:
@@ -55,7 +55,7 @@ def _gpu_finish(ring: Any, partial: Any, x: Any, token: Any, weight: Any, *rest:
 
 
 @primitive(_gpu_begin)
-def begin_products(ring, weight, row, other, part, parts, warp, slabs, runs):
+def begin_products(ring, weight, row, other, part, parts, warp, slabs):
     """Ask for the first weights of this warp: `begin_rows` and `finish_products` follow with the same arguments.
 
     Args:
@@ -64,8 +64,7 @@ def begin_products(ring, weight, row, other, part, parts, warp, slabs, runs):
         row, other: int32, first weight rows of the slabs; rows from N on yield what the last row yields, or nothing.
         part, parts: int32, this warp among those that share the columns of the tile.
         warp: int32, its place in the block, below MAX_WARPS[slabs].
-        slabs: int32, 1 (`other` is ignored) or 2; a constant of the kernel.
-        runs: int32, runs of 512 columns of each row that are brought into L2 ahead of the chunks; 0: none. No sum depends on it.
+        slabs: int32, 1 (`other` is ignored) or 2.
     """
 
 
@@ -75,7 +74,7 @@ def begin_rows(ring, x, token, part, parts, warp, slabs):
 
 
 @primitive(_gpu_finish)
-def finish_products(ring, partial, x, token, weight, row, other, part, parts, warp, slabs, runs):
+def finish_products(ring, partial, x, token, weight, row, other, part, parts, warp, slabs):
     """partial[warp, slab, t, n] = sum over this part's columns of x[token + t] * weight[row + n] (or other + n), for the rows of x
     from `token` on, TILE_TOKENS at most.
 
@@ -88,17 +87,17 @@ def finish_products(ring, partial, x, token, weight, row, other, part, parts, wa
         token: int32, first row of x, below T.
         others: as in `begin_products`.
     """
-    depth, chunk = i32(weight.shape[1]), i32(96) - i32(32) * slabs
+    depth = i32(weight.shape[1])
     for slab in range(slabs):
         first = other if slab > 0 else row
         for t in range(min(i32(TILE_TOKENS), i32(x.shape[0]) - token)):
             for n in range(min(i32(TILE_ROWS), i32(weight.shape[0]) - first)):
                 total = f32(0.0)
-                begin = part * chunk
+                begin = part * i32(CHUNK)
                 while begin < depth:
-                    for k in range(begin + lane(), min(begin + chunk, depth), warp_size()):
+                    for k in range(begin + lane(), min(begin + i32(CHUNK), depth), warp_size()):
                         total += widen(x[token + t, k]) * widen(weight[first + n, k])
-                    begin += parts * chunk
+                    begin += parts * i32(CHUNK)
                 total = warp_sum(total)
                 if lane() == 0:
                     partial[((warp * slabs + i32(slab)) * i32(TILE_TOKENS) + i32(t)) * i32(TILE_ROWS) + i32(n)] = total

@@ -1,10 +1,9 @@
 """The GPU's forms of the tile products (kernels/tile.py): lines of memory through a ring into the operands of the tensor cores.
 
-A chunk of one slab is 8 rows of 128 bytes: eight lanes copy a row, 16 bytes each. Lane 4 g + q then reads columns 8 q .. 8 q + 7
-of both halves of row g, of the slab and of the activations: four products. Which columns the hardware takes for its k = 0..15 does
+A chunk of a slab is 8 rows of 128 bytes: eight lanes copy a row, 16 bytes each. Lane 4 g + q then reads columns 8 q .. 8 q + 7 of
+both halves of row g, of each slab and of the activations: four products. Which columns the hardware takes for its k = 0..15 does
 not matter as long as both operands agree. The halves of odd rows are swapped in the ring, or the lanes of a read would meet in its
-banks. Chunks of two slabs are 64 bytes a row, and a lane copies what it reads itself. A lane whose weight row does not exist
-takes the last that does; its sums are never read.
+banks. A lane whose weight row does not exist takes the last that does; its sums are never read.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import Any
 
 from kernels.lang import device_function, f32, i32, i64, u32
 from kernels.lang_mma import (
-    bring_near,
     commit_copies,
     copy16_ahead,
     floats_of,
@@ -32,11 +30,14 @@ from kernels.lang_warp import lane, quad_sum, warp_barrier
 
 _ROWS = 8
 _TOKENS = 8
-_RUN_SHIFT = 9
-_RUN = 1 << _RUN_SHIFT
-"""Columns of each weight row that are asked for in one go, a few chunks before their turn: memory likes long runs."""
+_CHUNK = 64
+_SLAB_BYTES = 1024
 
-_WIDE_STAGES, _NARROW_STAGES = 2, 3
+
+@device_function
+def no_words():
+    """Sixteen bytes of zero."""
+    return u32(0), u32(0), u32(0), u32(0)
 
 
 @device_function
@@ -85,205 +86,124 @@ def bytes_at(column, depth):
     return u32(16) if column < depth else u32(0)
 
 
-@device_function
-def bring_run(weight, row, other, run, slabs):
-    """Bring run number `run` of every row of the slabs into L2, a lane a row."""
-    depth, start = i32(weight.shape[1]), run * i32(_RUN)
-    if start < depth and lane() < slabs * i32(_ROWS):
-        own = row + lane() if lane() < i32(_ROWS) else other + lane() - i32(_ROWS)
-        bring_near(weight, row_offset(weight, own) + i64(start), u32(min(depth - start, i32(_RUN)) << i32(1)))
-
-
-@device_function
-def bring_first_runs(weight, row, other, part, slabs, runs):
-    if part == i32(0):
-        for run in range(runs):
-            bring_run(weight, row, other, i32(run), slabs)
-
-
-@device_function
-def wide_slots(ring, warp):
-    """This warp's ring of one slab."""
-    return u32(ring_address(ring) + u32(warp * i32(_WIDE_STAGES * 2048)))
-
-
-@device_function
-def _begin_one(ring, weight, row, part, parts, warp, runs):
-    depth, place = i32(weight.shape[1]), lane() >> i32(3)
-    upper, lower = row_offset(weight, row + place), row_offset(weight, row + place + i32(4))
-    at, chunk = u32(wide_slots(ring, warp) + copy_place()), part * i32(64)
-    for _stage in range(_WIDE_STAGES):
-        if chunk < depth:
-            column = chunk + ((lane() & i32(7)) << i32(3))
-            copy_slab(at, weight, upper, lower, i64(min(column, depth - i32(8))), bytes_at(column, depth))
-        at = u32(at + u32(2048))
-        chunk += parts * i32(64)
-    bring_first_runs(weight, row, row, part, i32(1), runs)
-
-
-@device_function
-def _rows_one(ring, x, token, part, parts, warp):
-    depth, chunk, at = i32(x.shape[1]), part * i32(64), u32(wide_slots(ring, warp) + copy_place())
-    for _stage in range(_WIDE_STAGES):
-        if chunk < depth:
-            column = chunk + ((lane() & i32(7)) << i32(3))
-            copy_rows(u32(at + u32(1024)), x, token, i64(min(column, depth - i32(8))), bytes_at(column, depth))
-        commit_copies()
-        at = u32(at + u32(2048))
-        chunk += parts * i32(64)
-
-
-def _finish_one(mma: Any) -> Callable[..., Any]:
+def _begin(slabs: int, stages: int) -> Callable[..., Any]:
     @device_function
-    def finish(ring, partial, x, token, weight, row, part, parts, warp, runs):
+    def begin(ring, weight, row, other, part, parts, warp):
         depth, place = i32(weight.shape[1]), lane() >> i32(3)
         upper, lower = row_offset(weight, row + place), row_offset(weight, row + place + i32(4))
-        begin, step, piece = wide_slots(ring, warp), parts * i32(64), (lane() & i32(7)) << i32(3)
+        upper2, lower2 = row_offset(weight, other + place), row_offset(weight, other + place + i32(4))
+        at = u32(ring_address(ring) + u32(warp * i32(stages * (slabs + 1) * _SLAB_BYTES)) + copy_place())
+        chunk = part * i32(_CHUNK)
+        for _stage in range(stages):
+            if chunk < depth:
+                column = chunk + ((lane() & i32(7)) << i32(3))
+                size, here = bytes_at(column, depth), i64(min(column, depth - i32(8)))
+                copy_slab(at, weight, upper, lower, here, size)
+                if slabs > 1:
+                    copy_slab(u32(at + u32(_SLAB_BYTES)), weight, upper2, lower2, here, size)
+            at = u32(at + u32((slabs + 1) * _SLAB_BYTES))
+            chunk += parts * i32(_CHUNK)
+
+    return begin
+
+
+def _rows(slabs: int, stages: int) -> Callable[..., Any]:
+    @device_function
+    def rows(ring, x, token, part, parts, warp):
+        depth, chunk = i32(x.shape[1]), part * i32(_CHUNK)
+        at = u32(ring_address(ring) + u32(warp * i32(stages * (slabs + 1) * _SLAB_BYTES)) + copy_place())
+        for _stage in range(stages):
+            if chunk < depth:
+                column = chunk + ((lane() & i32(7)) << i32(3))
+                here = i64(min(column, depth - i32(8)))
+                copy_rows(u32(at + u32(slabs * _SLAB_BYTES)), x, token, here, bytes_at(column, depth))
+            commit_copies()
+            at = u32(at + u32((slabs + 1) * _SLAB_BYTES))
+            chunk += parts * i32(_CHUNK)
+
+    return rows
+
+
+def _finish(mma: Any, slabs: int, stages: int, wait: Any) -> Callable[..., Any]:
+    stage_bytes, ring_bytes = (slabs + 1) * _SLAB_BYTES, stages * (slabs + 1) * _SLAB_BYTES
+
+    @device_function
+    def finish(ring, partial, x, token, weight, row, other, part, parts, warp):
+        depth, place = i32(weight.shape[1]), lane() >> i32(3)
+        upper, lower = row_offset(weight, row + place), row_offset(weight, row + place + i32(4))
+        upper2, lower2 = row_offset(weight, other + place), row_offset(weight, other + place + i32(4))
+        ring_begin = u32(ring_address(ring) + u32(warp * i32(ring_bytes)))
+        step, piece = parts * i32(_CHUNK), (lane() & i32(7)) << i32(3)
+        chunk, to = part * i32(_CHUNK) + i32(stages) * step, u32(ring_begin + copy_place())
         group, quad = lane() >> i32(2), lane() & i32(3)
-        near = u32(begin + u32(group * i32(128) + ((quad ^ ((group & i32(1)) << i32(2))) << i32(4))))
-        far = u32(begin + u32(group * i32(128) + (((quad + i32(4)) ^ ((group & i32(1)) << i32(2))) << i32(4))))
+        near = u32(ring_begin + u32(group * i32(128) + ((quad ^ ((group & i32(1)) << i32(2))) << i32(4))))
+        far = u32(ring_begin + u32(group * i32(128) + (((quad + i32(4)) ^ ((group & i32(1)) << i32(2))) << i32(4))))
         a, b, c, d = no_sums(), no_sums(), no_sums(), no_sums()
-        k, none, turn, run = part * i32(64), u32(0), u32(0), i32(0)
-        chunk, to = k + i32(_WIDE_STAGES) * step, u32(begin + copy_place())
+        v, e = no_words(), no_words()
+        k, turn = part * i32(_CHUNK), u32(0)
         while k < depth:
-            if part == i32(0) and runs > i32(0) and k >> i32(_RUN_SHIFT) >= run:
-                bring_run(weight, row, row, run + runs, i32(1))
-                run += i32(1)
-            wait_first_copies()
+            wait()
             warp_barrier()
-            x0, x1 = read16(u32(near + turn + u32(1024))), read16(u32(far + turn + u32(1024)))
+            x0, x1 = read16(u32(near + turn + u32(slabs * _SLAB_BYTES))), read16(u32(far + turn + u32(slabs * _SLAB_BYTES)))
             w, u = read16(u32(near + turn)), read16(u32(far + turn))
-            a = mma(a, w[0], none, w[1], none, x0[0], x0[1])
-            b = mma(b, w[2], none, w[3], none, x0[2], x0[3])
-            c = mma(c, u[0], none, u[1], none, x1[0], x1[1])
-            d = mma(d, u[2], none, u[3], none, x1[2], x1[3])
+            if slabs > 1:
+                v, e = read16(u32(near + turn + u32(_SLAB_BYTES))), read16(u32(far + turn + u32(_SLAB_BYTES)))
+            a = mma(a, w[0], v[0], w[1], v[1], x0[0], x0[1])
+            b = mma(b, w[2], v[2], w[3], v[3], x0[2], x0[3])
+            c = mma(c, u[0], e[0], u[1], e[1], x1[0], x1[1])
+            d = mma(d, u[2], e[2], u[3], e[3], x1[2], x1[3])
             warp_barrier()
             if chunk < depth:
                 column = chunk + piece
                 size, here = bytes_at(column, depth), i64(min(column, depth - i32(8)))
                 copy_slab(u32(to + turn), weight, upper, lower, here, size)
-                copy_rows(u32(to + turn + u32(1024)), x, token, here, size)
+                if slabs > 1:
+                    copy_slab(u32(to + turn + u32(_SLAB_BYTES)), weight, upper2, lower2, here, size)
+                copy_rows(u32(to + turn + u32(slabs * _SLAB_BYTES)), x, token, here, size)
             commit_copies()
             chunk += step
             k += step
-            turn = u32(turn ^ u32(2048))
-        wait_copies()
-        a = add_sums(add_sums(a, b), add_sums(c, d))
-        at = (warp * i32(_TOKENS) + quad * i32(2)) * i32(_ROWS) + group
-        partial[at] = a[0]
-        partial[at + i32(_ROWS)] = a[1]
-
-    return finish
-
-
-@device_function
-def fetch_narrow(at, weight, first, second, chunk, depth):
-    """A chunk of 32 columns of both slabs, 16 bytes of a row of each for this lane."""
-    column = chunk + ((lane() & i32(3)) << i32(3))
-    size, here = bytes_at(column, depth), i64(min(column, depth - i32(8)))
-    copy16_ahead(at, weight, first + here, size)
-    copy16_ahead(u32(at + u32(512)), weight, second + here, size)
-
-
-@device_function
-def fetch_narrow_row(at, x, token, chunk, depth):
-    """The same of the activations; what a row that does not exist yields is never read."""
-    row = token + (lane() >> i32(2))
-    if row < i32(x.shape[0]):
-        column = chunk + ((lane() & i32(3)) << i32(3))
-        here = i64(row) * i64(x.shape[1]) + i64(min(column, depth - i32(8)))
-        copy16_ahead(u32(at + u32(1024)), x, here, bytes_at(column, depth))
-
-
-@device_function
-def narrow_slots(ring, warp):
-    """This lane's first slot in its warp's ring."""
-    return u32(ring_address(ring) + u32(warp * i32(_NARROW_STAGES * 1536)) + u32(lane() << i32(4)))
-
-
-@device_function
-def _begin_two(ring, weight, row, other, part, parts, warp, runs):
-    depth, place, chunk, at = i32(weight.shape[1]), lane() >> i32(2), part * i32(32), narrow_slots(ring, warp)
-    first, second = row_offset(weight, row + place), row_offset(weight, other + place)
-    for _stage in range(_NARROW_STAGES):
-        if chunk < depth:
-            fetch_narrow(at, weight, first, second, chunk, depth)
-        at = u32(at + u32(1536))
-        chunk += parts * i32(32)
-    bring_first_runs(weight, row, other, part, i32(2), runs)
-
-
-@device_function
-def _rows_two(ring, x, token, part, parts, warp):
-    depth, chunk, at = i32(x.shape[1]), part * i32(32), narrow_slots(ring, warp)
-    for _stage in range(_NARROW_STAGES):
-        if chunk < depth:
-            fetch_narrow_row(at, x, token, chunk, depth)
-        commit_copies()
-        at = u32(at + u32(1536))
-        chunk += parts * i32(32)
-
-
-def _finish_two(mma: Any) -> Callable[..., Any]:
-    @device_function
-    def finish(ring, partial, x, token, weight, row, other, part, parts, warp, runs):
-        depth, place, begin = i32(weight.shape[1]), lane() >> i32(2), narrow_slots(ring, warp)
-        first, second = row_offset(weight, row + place), row_offset(weight, other + place)
-        step = parts * i32(32)
-        k = part * i32(32)
-        chunk, turn, run = k + i32(_NARROW_STAGES) * step, u32(0), i32(0)
-        a, b = no_sums(), no_sums()
-        while k < depth:
-            if part == i32(0) and runs > i32(0) and k >> i32(_RUN_SHIFT) >= run:
-                bring_run(weight, row, other, run + runs, i32(2))
-                run += i32(1)
-            wait_second_copies()
-            at = u32(begin + turn)
-            w, v, e = read16(at), read16(u32(at + u32(512))), read16(u32(at + u32(1024)))
-            a = mma(a, w[0], v[0], w[1], v[1], e[0], e[1])
-            b = mma(b, w[2], v[2], w[3], v[3], e[2], e[3])
-            if chunk < depth:
-                fetch_narrow(at, weight, first, second, chunk, depth)
-                fetch_narrow_row(at, x, token, chunk, depth)
-            commit_copies()
-            chunk += step
-            k += step
-            turn = u32(turn + u32(1536))
-            if turn == u32(_NARROW_STAGES * 1536):
+            turn = u32(turn + u32(stage_bytes))
+            if turn == u32(ring_bytes):
                 turn = u32(0)
         wait_copies()
-        a, quad = add_sums(a, b), lane() & i32(3)
-        at = (warp * i32(2 * _TOKENS) + quad * i32(2)) * i32(_ROWS) + place
+        a = add_sums(add_sums(a, b), add_sums(c, d))
+        at = (warp * i32(slabs * _TOKENS) + quad * i32(2)) * i32(_ROWS) + group
         partial[at] = a[0]
         partial[at + i32(_ROWS)] = a[1]
-        partial[at + i32(_ROWS * _TOKENS)] = a[2]
-        partial[at + i32(_ROWS * _TOKENS + _ROWS)] = a[3]
+        if slabs > 1:
+            partial[at + i32(_ROWS * _TOKENS)] = a[2]
+            partial[at + i32(_ROWS * _TOKENS + _ROWS)] = a[3]
 
     return finish
 
 
-def begin(ring, weight, row, other, part, parts, warp, slabs, runs):
-    if slabs == i32(1):
-        _begin_one(ring, weight, row, part, parts, warp, runs)
+_begin_one, _begin_two = _begin(1, 2), _begin(2, 3)
+_rows_one, _rows_two = _rows(1, 2), _rows(2, 3)
+
+
+def begin(ring, weight, row, other, part, parts, warp, slabs):
+    if slabs > i32(1):
+        _begin_two(ring, weight, row, other, part, parts, warp)
     else:
-        _begin_two(ring, weight, row, other, part, parts, warp, runs)
+        _begin_one(ring, weight, row, row, part, parts, warp)
 
 
 def rows(ring, x, token, part, parts, warp, slabs):
-    if slabs == i32(1):
-        _rows_one(ring, x, token, part, parts, warp)
-    else:
+    if slabs > i32(1):
         _rows_two(ring, x, token, part, parts, warp)
+    else:
+        _rows_one(ring, x, token, part, parts, warp)
 
 
 def _finish_of(mma: Any) -> Callable[..., Any]:
-    one, two = _finish_one(mma), _finish_two(mma)
+    one, two = _finish(mma, 1, 2, wait_first_copies), _finish(mma, 2, 3, wait_second_copies)
 
-    def finish(ring, partial, x, token, weight, row, other, part, parts, warp, slabs, runs):
-        if slabs == i32(1):
-            one(ring, partial, x, token, weight, row, part, parts, warp, runs)
+    def finish(ring, partial, x, token, weight, row, other, part, parts, warp, slabs):
+        if slabs > i32(1):
+            two(ring, partial, x, token, weight, row, other, part, parts, warp)
         else:
-            two(ring, partial, x, token, weight, row, other, part, parts, warp, runs)
+            one(ring, partial, x, token, weight, row, row, part, parts, warp)
 
     return finish
 

@@ -71,7 +71,7 @@ class ProductTimes:
             cells.append(f"{which} {median:7.2f} us +-{spread:4.0%} {self.weight_bytes / median / 1e3:5.0f} GB/s")
         ratios = [f"{ratio:.2f}x {other}" for other in ("cublas", "torch") if (ratio := self.ratio(other)) is not None]
         shape = f"{self.product.depth}x{self.product.outputs}"
-        layout = f" ({self.layout.parts} warps a tile, {self.layout.runs} runs ahead)" if self.layout else ""
+        layout = f" ({self.layout.parts} warps a tile)" if self.layout else ""
         return f"{self.product.name:<8}{shape:<12} rows {self.rows} " + " | ".join(cells) + " | " + ", ".join(ratios) + layout
 
 
@@ -186,7 +186,7 @@ class ProductBench:
         squares = self._floats("squares", (self.rows, -(-self.product.depth // TILE_ROWS)), TILE_ROWS)  # of a row whose rms is 1
 
         def multiply(weight: Any, layout: Any) -> None:
-            arguments = (self.out, self.x, squares, weight, 0.0, 0, layout.parts, layout.runs, self.live)
+            arguments = (self.out, self.x, squares, weight, 0.0, 0, layout.parts, self.live)
             kernel = norm_project if layout.slabs == 1 else norm_project_two
             self.stream.launch(kernel, layout.grid, 32 * (layout.warps + 1), *arguments)
 
@@ -197,7 +197,7 @@ class ProductBench:
         activated = self._array("activated", (self.rows, self.product.outputs // 2), STORAGE[self.dtype])
 
         def multiply(weight: Any, layout: Any) -> None:
-            arguments = (activated, self.x, squares, weight, 0.0, 0, layout.parts, layout.runs, self.live)
+            arguments = (activated, self.x, squares, weight, 0.0, 0, layout.parts, self.live)
             self.stream.launch(norm_gate_up, layout.grid, 32 * (layout.warps + 1), *arguments)
 
         return multiply
@@ -208,7 +208,7 @@ class ProductBench:
         gain = self._floats("gain", (self.product.outputs,), 1.0)
 
         def multiply(weight: Any, layout: Any) -> None:
-            arguments = (self.out, normed, squares, self.x, weight, gain, layout.parts, layout.runs, self.live)
+            arguments = (self.out, normed, squares, self.x, weight, gain, layout.parts, self.live)
             kernel = project_residual if layout.slabs == 1 else project_residual_two
             self.stream.launch(kernel, layout.grid, 32 * layout.warps, *arguments)
 

@@ -40,16 +40,16 @@ def test_products(storage: str, rows: int, outputs: int, depth: int, part: int, 
 
     def twice(*args: Any) -> None:
         form = module.FINISH[NUMPY[storage], NUMPY[storage]]
-        module.BEGIN[NUMPY[storage]](RING, weight, *reversed(place), *shared, np.int32(2))
+        module.BEGIN[NUMPY[storage]](RING, weight, *reversed(place), *shared)
         module.ROWS[NUMPY[storage]](RING, x, np.int32(0), *shared)
-        form(RING, partial, x, np.int32(0), weight, *reversed(place), *shared, np.int32(2))
-        module.BEGIN[NUMPY[storage]](RING, weight, *place, *shared, np.int32(0))
+        form(RING, partial, x, np.int32(0), weight, *reversed(place), *shared)
+        module.BEGIN[NUMPY[storage]](RING, weight, *place, *shared)
         module.ROWS[NUMPY[storage]](RING, x, np.int32(2), *shared)
-        form(RING, partial, x, np.int32(2), weight, *place, *shared, np.int32(0))
+        form(RING, partial, x, np.int32(2), weight, *place, *shared)
 
     warp.run(twice)
     columns = np.arange(depth)
-    own = columns[columns // (96 - 32 * slabs) % parts == part]
+    own = columns[columns // 64 % parts == part]
     found = partial.reshape(parts, slabs, 8, 8)
     for slab, first in enumerate(place[:slabs]):
         expected = widened(x)[2:, own].astype(np.float64) @ widened(weight)[first : first + 8, own].T
@@ -128,9 +128,9 @@ def test_the_emulator_sees_a_lane_that_loads_its_neighbours_columns() -> None:
     place, shared = [np.int32(0), np.int32(0)], [np.int32(value) for value in (0, 1, 0, 1)]
 
     def product() -> None:
-        module.BEGIN["uint16"](RING, weight, *place, *shared, np.int32(0))
+        module.BEGIN["uint16"](RING, weight, *place, *shared)
         module.ROWS["uint16"](RING, x, np.int32(0), *shared)
-        module.FINISH["uint16", "uint16"](RING, partial, x, np.int32(0), weight, *place, *shared, np.int32(0))
+        module.FINISH["uint16", "uint16"](RING, partial, x, np.int32(0), weight, *place, *shared)
 
     warp.run(product)
     assert not np.allclose(partial.reshape(8, 8)[:1], widened(x) @ widened(weight).T, rtol=1e-2)

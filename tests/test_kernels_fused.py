@@ -102,7 +102,6 @@ def norm_case(
         "eps": EPS,
         "scaled": scaled,
         "parts": parts,
-        "runs": slabs % 2 * 2,
         "num_tokens": live(count),
     }
 
@@ -160,7 +159,6 @@ def test_project_residual(
         "weight": stored(floats(36, outputs, depth), storage),
         "gain": floats(37, outputs),
         "parts": parts,
-        "runs": slabs % 2 * 2,
         "num_tokens": live(count),
     }
     kernel = project_residual if slabs == 1 else project_residual_two

@@ -214,13 +214,6 @@ def load16(array: np.ndarray, offset: int) -> Words:
     return tuple(array.reshape(-1).view(np.uint8)[start : start + 16].view(np.uint32))
 
 
-def bring_near(array: np.ndarray, offset: int, size: Any) -> None:
-    """Refuses a run that is not aligned, or leaves the array."""
-    start = int(offset) * array.itemsize
-    assert start % 16 == int(size) % 16 == 0, f"{size} bytes from element {offset} of {array.dtype} are not aligned"
-    assert 0 <= start < start + int(size) <= array.nbytes, f"{size} bytes from element {offset} leave {array.shape}"
-
-
 def _pair(dtype: str) -> Callable[[Any, Any], np.uint32]:
     def pair(low: Any, high: Any) -> np.uint32:
         word: np.uint32 = stored(np.array([low, high], np.float32), dtype).view(np.uint32)[0]
@@ -245,7 +238,6 @@ def gpu_module(name: str, warp: Warp, **others: ModuleType) -> ModuleType:
         load16=load16,
         copy16=warp.copy16,
         copy16_ahead=warp.copy16,
-        bring_near=bring_near,
         commit_copies=warp.commit_copies,
         wait_copies=lambda: warp.wait(0),
         wait_older_copies=lambda: warp.wait(3),
