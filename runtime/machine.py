@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -75,15 +76,30 @@ def _git(*arguments: str) -> str:
     return done.stdout.strip()
 
 
+def portable(value: Any) -> Any:
+    """The same value without paths of this machine: below the repository's root they begin there, others are the file's name."""
+    if isinstance(value, Mapping):
+        return {key: portable(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [portable(entry) for entry in value]
+    if not isinstance(value, str):
+        return value
+    key, equals, path = value.rpartition("=")
+    if not path.startswith("/"):
+        return value
+    inside = Path(path).is_relative_to(ROOT)
+    return key + equals + (Path(path).relative_to(ROOT).as_posix() if inside else Path(path).name)
+
+
 def describe(engine: Any) -> dict[str, Any]:
-    """Device, model and arm of an open engine, versions, clocks and commit."""
+    """Device, model and arm of an open engine, versions, clocks and commit; no paths of this machine."""
     info = engine.info()
     return {
         "device": info["device"],
         "processor": processor(),
         "clocks": gpu_clocks() if engine.runner.device.has_clock else None,
-        "model": {name: info["model"][name] for name in ("source", "dtype", "layers", "hidden_size", "vocab_size")},
-        "speculator": info["speculator"],
+        "model": {name: portable(info["model"][name]) for name in ("source", "dtype", "layers", "hidden_size", "vocab_size")},
+        "speculator": portable(info["speculator"]),
         "runner": info["runner"],
         "graphs": info["graphs"]["mode"],
         "versions": versions(),

@@ -19,7 +19,7 @@ import yaml
 from runtime.config_file import read_yaml
 from runtime.errors import ConfigError
 from runtime.gates.verdict import Axis, GateReport, Verdict
-from runtime.machine import ROOT
+from runtime.machine import ROOT, portable
 
 RECORDS = ROOT / "docs" / "records"
 STEP_SOURCES = (
@@ -193,21 +193,6 @@ def render_records(records: Sequence[tuple[Path, Record]]) -> str:
             floor = "-" if axis.floor is None else f"{axis.floor:.4g}"
             lines.append(f"    {axis.name:{width}}  {value:>9}  floor {floor:>7}  {axis.verdict.value}: {axis.detail}")
     return "\n".join(lines)
-
-
-def portable(value: Any) -> Any:
-    """The same value without paths of this machine: below the repository's root they begin there, others are the file's name."""
-    if isinstance(value, Mapping):
-        return {key: portable(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [portable(entry) for entry in value]
-    if not isinstance(value, str):
-        return value
-    key, equals, path = value.rpartition("=")
-    if not path.startswith("/"):
-        return value
-    inside = Path(path).is_relative_to(ROOT)
-    return key + equals + (Path(path).relative_to(ROOT).as_posix() if inside else Path(path).name)
 
 
 def _axis(values: Mapping[str, Any]) -> Axis:
