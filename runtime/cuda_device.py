@@ -86,10 +86,12 @@ class CudaDevice:
     # Memory
 
     def array(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> CudaArray:
-        """Device memory, undefined until something writes it. DeviceError when it does not fit."""
+        """Device memory, undefined until something writes it; with poison that is there. DeviceError when it does not fit."""
         array = self._device_array(name, "device", shape, np.dtype(dtype))
         if self.poison:
-            runtime.memset(array.pointer, 0xFF if array.dtype.kind == "f" else 0xA5, array.nbytes)
+            with self.reports(f"poison of `{name}`"):
+                runtime.memset(array.pointer, 0xFF if array.dtype.kind == "f" else 0xA5, array.nbytes)
+                self._settle()
         return array
 
     def constant(self, name: str, values: npt.ArrayLike) -> CudaArray:
@@ -99,6 +101,7 @@ class CudaDevice:
         if source.nbytes:
             with self.reports(f"upload of constant `{name}`"):
                 runtime.memcpy(array.pointer, source.ctypes.data, source.nbytes, runtime.memcpyHostToDevice)
+                self._settle()
         return array
 
     def seal(self, array: Array) -> None:
@@ -166,6 +169,7 @@ class CudaDevice:
         view[...] = source
         with self.reports(f"upload of `{own.name}`"):
             runtime.memcpy(own.allocation.pointer, whole.ctypes.data, own.allocation.nbytes, runtime.memcpyHostToDevice)
+            self._settle()
 
     # Order
 
@@ -331,6 +335,11 @@ class CudaDevice:
             with self.reports(f"download of `{array.name}`"):
                 runtime.memcpy(whole.ctypes.data, allocation.pointer, allocation.nbytes, runtime.memcpyDeviceToHost)
         return whole, np.ndarray(array.shape, array.dtype, whole, array.offset, array.strides)
+
+    def _settle(self) -> None:
+        """Wait for CUDA's default stream. A memset returns before it has run, a copy from pageable memory before all of it has
+        arrived, and our streams are not ordered behind either: a late poison would overwrite what a kernel has written by then."""
+        runtime.streamSynchronize(0)
 
     def _check_host_access(self, allocation: CudaAllocation, what: str) -> None:
         if allocation.freed:

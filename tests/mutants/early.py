@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutation import Mutation, mutation
 
+_DEVICE = "runtime/cuda_device.py"
 _RULE, _STEP, _KEYS = "runtime/early_start.py", "kernels/attend_step_gpu.py", "kernels/attend_keys_gpu.py"
 _WHAT_STARTS = "tests/test_runtime_early_start.py::test_what_may_start_early"
 _A_STEP = "tests/test_gpu_attend.py::test_a_step_of_attention[float16-True-64-16-15-2-10-1-1]"
@@ -55,5 +56,29 @@ MUTATIONS: tuple[Mutation, ...] = (
         test=_A_STEP,
         text="a verify row then attends to the draft it is to judge; a decode row to an empty cell, which weighs little",
         expects="AssertionError",
+    ),
+    mutation(
+        "poison-that-comes-late",
+        "9a-15",
+        _DEVICE,
+        """array.dtype.kind == "f" else 0xA5, array.nbytes)
+                self._settle()
+""",
+        """array.dtype.kind == "f" else 0xA5, array.nbytes)
+""",
+        test="tests/test_cuda_device_start.py::test_poison_does_not_overwrite_what_a_kernel_wrote_first",
+        text="random weights become nearly zero where a GPU is shared and slow; elsewhere the memset has run by then",
+    ),
+    mutation(
+        "constant-that-comes-late",
+        "9a-15",
+        _DEVICE,
+        """                runtime.memcpy(array.pointer, source.ctypes.data, source.nbytes, runtime.memcpyHostToDevice)
+                self._settle()
+""",
+        """                runtime.memcpy(array.pointer, source.ctypes.data, source.nbytes, runtime.memcpyHostToDevice)
+""",
+        test="tests/test_cuda_device_start.py::test_constants_are_there_when_the_call_returns",
+        text="seconds pass before the first step reads it",
     ),
 )
