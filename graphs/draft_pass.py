@@ -67,7 +67,6 @@ class DraftPass:
     def live_picks(self) -> Array:
         return self.scratch.block_live[1:2]
 
-
     def product(self, out: Array, x: Array, weight: Array, live: Array) -> None:
         """out = x @ weight.T."""
         if not self.products.ours(x, weight):
@@ -75,7 +74,7 @@ class DraftPass:
             return
         layout, eps = Layout.of(*weight.shape, slabs=1), self.arrays.shape.rms_norm_eps
         # The sums of squares are not read, since x need not be normalised.
-        arguments = (out, x, self.scratch.fused[:1], weight, eps, 1, layout.parts, layout.runs, live)
+        arguments = (out, x, self.scratch.fused[:1], weight, eps, 1, layout.parts, live)
         self.launch.launch(norm_project, layout.grid, 32 * (layout.warps + 1), *arguments)
 
     def gate_up(self, activated: Array, x: Array, weight: Array, live: Array) -> None:
@@ -83,7 +82,7 @@ class DraftPass:
         if self.products.ours(x, weight):
             outputs, depth = weight.shape
             layout, eps = Layout.of(outputs, depth, slabs=2), self.arrays.shape.rms_norm_eps
-            arguments = (activated, x, self.scratch.fused[:1], weight, eps, 1, layout.parts, layout.runs, live)
+            arguments = (activated, x, self.scratch.fused[:1], weight, eps, 1, layout.parts, live)
             self.launch.launch(norm_gate_up, layout.grid, 32 * (layout.warps + 1), *arguments)
             return
         both = self.scratch.gate_up[: x.shape[0]]
