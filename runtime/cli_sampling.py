@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -20,5 +21,11 @@ Sequences = Annotated[int | None, typer.Option("-n", metavar="N", help="Answers 
 
 def sampling_overrides(values: Mapping[str, Any]) -> list[str]:
     """Overrides of the section `sampling`, of options that were given: {"top_p": 0.9} -> ["sampling.top_p=0.9"]."""
-    # JSON is YAML, and quotes what a text may hold.
-    return [f"sampling.{name}={json.dumps(value)}" for name, value in values.items() if value is not None]
+    return [f"sampling.{name}={_as_yaml(value)}" for name, value in values.items() if value is not None]
+
+
+def _as_yaml(value: Any) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    # Anything else: JSON is YAML, and quotes what a text may hold.
+    return json.dumps(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from runtime.prompts import Prompt, check_prompt
 from runtime.sampling import SamplingParams
 
 PROMPT_KEY = "prompt"
+_MEANT_AS_REQUEST = re.compile(rf'\s*\{{.*"{PROMPT_KEY}"\s*:')
 
 
 @dataclass(frozen=True)
@@ -41,19 +43,20 @@ def read_request_file(path: str | Path) -> list[FileRequest]:
 
     JSON: a list whose elements are texts, chats, token-id lists, or objects {"prompt": ..., "temperature": 0.7, ...}. It is read as
     JSON when the name ends in .json or the whole file is a JSON list. In a file whose name ends in .jsonl each line is one such
-    element. Of any other file each line that is not blank is a text, or such an object where it is one.
+    element. Of any other file each line that is not blank is a text, or such an object where it begins like one with a prompt.
 
-    Raises PromptError: no such file, not UTF-8 (with line), malformed JSON (with line and column), wrong element.
+    Raises PromptError: no such file, not UTF-8 (with line), malformed JSON (with line and column), a key that is written twice,
+    wrong element.
     """
     file = Path(path).expanduser()
     text = _read_text(file)
     kind = file.suffix.lower()
     if kind != ".jsonl" and (kind == ".json" or text.lstrip().startswith("[")):
         try:
-            data = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
-            # A line that merely begins with a bracket is a prompt like any other, unless the name promises JSON.
-            if kind == ".json":
+            data = _parse(text)
+        except (ValueError, RecursionError) as error:
+            # A line that merely begins with a bracket is a prompt like any other, unless the name promises JSON, or it is some.
+            if kind == ".json" or not isinstance(error, json.JSONDecodeError | RecursionError):
                 raise PromptError(f"prompt file {file}: malformed JSON: {error}") from error
         else:
             if not isinstance(data, list) or not data:
@@ -82,15 +85,36 @@ def _lines(text: str, file: Path, *, promised: bool) -> Iterator[FileRequest]:
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            if promised:
+            value = _parse(line)
+        except (ValueError, RecursionError) as error:
+            if promised or _MEANT_AS_REQUEST.match(line):
                 raise PromptError(f"{where}: malformed JSON: {error}") from error
             value = line
         if promised or (isinstance(value, dict) and PROMPT_KEY in value):
             yield _request(value, where)
         else:
             yield FileRequest(where, line)
+
+
+def _parse(text: str) -> Any:
+    """The value of a JSON text. Raises ValueError, also for a key that is written twice and a number of thousands of digits."""
+    return json.loads(text, object_pairs_hook=_distinct, parse_int=_parse_int)
+
+
+def _parse_int(digits: str) -> int:
+    try:
+        return int(digits)
+    except ValueError:
+        raise ValueError(f"a number of {len(digits)} digits") from None
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in fields:
+            raise ValueError(f"key {key!r} is written twice")
+        fields[key] = value
+    return fields
 
 
 def _request(value: Any, where: str) -> FileRequest:

@@ -14,14 +14,29 @@ MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_TOKENS = 1024
 MAX_TOKEN_ID = 2**31 - 1
+SHOWN_VALUE_CHARS = 60
 
 Word: TypeAlias = "str | tuple[int, ...]"
 """A bad word: a text, or the token ids of one spelling."""
 
 
+def shown(value: object) -> str:
+    """A value in a message: short, whatever was given."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python prints no integer of more than 4300 digits
+        return "an integer of thousands of digits"
+    return text if len(text) <= SHOWN_VALUE_CHARS else text[: SHOWN_VALUE_CHARS - 3] + "..."
+
+
+def is_text(value: object) -> bool:
+    """Whether it is a string that UTF-8 can hold; half of a surrogate pair is none."""
+    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
+
+
 def check_int(name: str, value: object, *, low: int, high: int = 2**31 - 1) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise SamplingError(f"{name} = {value!r}: must be an integer in {low}..{high}")
+        raise SamplingError(f"{name} = {shown(value)}: must be an integer in {low}..{high}")
     return value
 
 
@@ -31,29 +46,30 @@ def check_optional_int(name: str, value: object, *, low: int, high: int) -> None
 
 
 def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    # An integer is finite, and may be too large for math.isfinite.
+    return (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, float) and math.isfinite(value))
 
 
 def check_number(name: str, value: Any, *, low: float, high: float, hint: str = "") -> None:
     if not is_number(value) or not low <= value <= high:
-        raise SamplingError(f"{name} = {value!r}: must be a number in {low}..{high}{hint}")
+        raise SamplingError(f"{name} = {shown(value)}: must be a number in {low}..{high}{hint}")
 
 
 def check_temperature(value: Any, low: float, high: float) -> None:
     # Below `low` the quotient of a logit overflows before it says more than greedy decoding does.
     if not is_number(value) or not (value == 0 or low <= value <= high):
-        raise SamplingError(f"temperature = {value!r}: must be 0 or a number in {low}..{high}; use 0 for greedy decoding")
+        raise SamplingError(f"temperature = {shown(value)}: must be 0 or a number in {low}..{high}; use 0 for greedy decoding")
 
 
 def check_top_p(value: Any) -> None:
     if not is_number(value) or not 0 < value <= 1:
         hint = "; 0 would leave no token, top_k = 1 leaves one" if value == 0 else ""
-        raise SamplingError(f"top_p = {value!r}: must be a number above 0, at most 1 (1 = off){hint}")
+        raise SamplingError(f"top_p = {shown(value)}: must be a number above 0, at most 1 (1 = off){hint}")
 
 
 def check_bool(name: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise SamplingError(f"{name} = {value!r}: must be true or false")
+        raise SamplingError(f"{name} = {shown(value)}: must be true or false")
 
 
 def stop_strings(values: object) -> tuple[str, ...]:
@@ -62,7 +78,9 @@ def stop_strings(values: object) -> tuple[str, ...]:
     strings = _listed("stop", values, "strings", MAX_STOP_STRINGS)
     for index, value in enumerate(strings):
         if not isinstance(value, str) or not value:
-            raise SamplingError(f"stop[{index}] = {value!r}: must be a string that is not empty")
+            raise SamplingError(f"stop[{index}] = {shown(value)}: must be a string that is not empty")
+        if not is_text(value):
+            raise SamplingError(f"stop[{index}] = {shown(value)}: must be UTF-8 text")
     return strings
 
 
@@ -89,7 +107,9 @@ def bad_words(values: object) -> tuple[Word, ...]:
         name = f"bad_words[{index}]"
         word: Word = value if isinstance(value, str) else token_ids(name, value, MAX_BAD_WORD_TOKENS)
         if not word or (isinstance(word, str) and not word.strip()):
-            raise SamplingError(f"{name} = {value!r}: must be a text that is not blank, or at least one token id")
+            raise SamplingError(f"{name} = {shown(value)}: must be a text that is not blank, or at least one token id")
+        if isinstance(word, str) and not is_text(word):
+            raise SamplingError(f"{name} = {shown(value)}: must be UTF-8 text")
         words.append(word)
     return tuple(words)
 
@@ -98,13 +118,14 @@ def logit_bias(values: object) -> tuple[tuple[int, float], ...]:
     """(id, bias) by id. Keys may be written as texts, as JSON does."""
     pairs = list(values.items()) if isinstance(values, Mapping) else values
     if isinstance(pairs, str) or not isinstance(pairs, Iterable):
-        raise SamplingError(f"logit_bias = {values!r}: must map token ids to numbers")
+        raise SamplingError(f"logit_bias = {shown(values)}: must map token ids to numbers")
     biases: dict[int, float] = {}
     for pair in pairs:
         if not isinstance(pair, list | tuple) or len(pair) != 2:
-            raise SamplingError(f"logit_bias = {values!r}: must map token ids to numbers")
+            raise SamplingError(f"logit_bias = {shown(values)}: must map token ids to numbers")
         key, bias = pair
-        token = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
+        # Longer digits are no id, and Python refuses to read thousands of them.
+        token = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10 else key
         check_int("logit_bias: token id", token, low=0, high=MAX_TOKEN_ID)
         check_number(f"logit_bias[{token}]", bias, low=-100, high=100)
         if token in biases:
@@ -117,7 +138,7 @@ def logit_bias(values: object) -> tuple[tuple[int, float], ...]:
 
 def _listed(name: str, values: object, kind: str, most: int) -> tuple[Any, ...]:
     if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
-        raise SamplingError(f"{name} = {values!r}: must be a list of {kind}")
+        raise SamplingError(f"{name} = {shown(values)}: must be a list of {kind}")
     items = tuple(values)
     if len(items) > most:
         counted = kind.removeprefix("token ")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from runtime.cli_sampling import sampling_overrides
 from runtime.config import load_config
 from runtime.errors import ConfigError, PromptError, SamplingError
 from runtime.request_file import read_prompt_file, read_request_file
@@ -44,6 +45,9 @@ from runtime.sampling import SamplingParams
         ({"bad_words": [3]}, "bad_words[0] = 3: must be a list of token ids"),
         ({"bad_words": ["a"] * 129}, "bad_words has 129 texts or lists of token ids: at most 128"),
         ({"include_stop_str_in_output": 1}, "include_stop_str_in_output = 1: must be true or false"),
+        ({"stop": ["\ud800"]}, "stop[0] = '\\ud800': must be UTF-8 text"),
+        ({"bad_words": ["a", "\ud800"]}, "bad_words[1] = '\\ud800': must be UTF-8 text"),
+        ({"logit_bias": {"9" * 5000: 1}}, "...: must be an integer in 0.."),
         ({"n": 0}, "n = 0: must be an integer in 1..64"),
         ({"n": 65, "temperature": 1}, "n = 65: must be an integer in 1..64"),
         ({"n": 2}, "n = 2: greedy sequences of one prompt are all the same"),
@@ -56,6 +60,24 @@ def test_parameters_out_of_range(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(SamplingError) as caught:
         SamplingParams(**fields)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("digits", [400, 5000])
+@pytest.mark.parametrize(
+    "name", ["temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "top_k", "seed", "n"]
+)
+def test_an_integer_beyond_every_float_is_out_of_range(name: str, digits: int) -> None:
+    for value in (10**digits, -(10**digits)):
+        with pytest.raises(SamplingError, match=rf"^{name} = .{{1,60}}: must be ") as caught:
+            SamplingParams(**{name: value})
+        assert len(str(caught.value)) < 200
+    with pytest.raises(SamplingError, match=r"^logit_bias\[1\] = .{1,60}: must be a number in -100\.\.100"):
+        SamplingParams(logit_bias={1: 10**digits})  # type: ignore[arg-type]
+
+
+def test_options_that_are_no_finite_numbers_keep_their_range() -> None:
+    for value, text in ((float("nan"), ".nan"), (float("inf"), ".inf"), (float("-inf"), "-.inf")):
+        assert sampling_overrides({"top_p": value, "seed": None}) == [f"sampling.top_p={text}"]
 
 
 def test_what_callers_write_becomes_what_the_runtime_reads() -> None:
@@ -156,6 +178,12 @@ def test_jsonl_and_json_hold_the_same_elements(tmp_path: Path) -> None:
         ("a.json", '[{"prompt": ""}]', "prompt 1: empty"),
         ("a.json", "[1.5]", "prompt 1 = 1.5: must be a text"),
         ("a.jsonl", "\n\n", "empty; write one prompt a line"),
+        ("a.jsonl", '{"prompt": "x", "top_k": 1, "top_k": 2}', "line 1: malformed JSON: key 'top_k' is written twice"),
+        ("a.jsonl", '{"prompt": "x", "logit_bias": {"1": 1, "1": 2}}', "key '1' is written twice"),
+        ("a.jsonl", f'{{"prompt": "x", "top_k": 1{"0" * 5000}}}', "line 1: malformed JSON: a number of 5001 digits"),
+        ("a.txt", 'x\n{"prompt": "x", "top_k": 1, "top_k": 2}', "line 2: malformed JSON: key 'top_k' is written twice"),
+        ("a.txt", '{"top_k": 1, "prompt": "x"', "line 1: malformed JSON: "),
+        ("a.txt", '[{"prompt": "x", "prompt": "y"}]', "malformed JSON: key 'prompt' is written twice"),
     ],
 )
 def test_files_that_hold_no_requests(tmp_path: Path, name: str, text: str, message: str) -> None:
