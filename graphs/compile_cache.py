@@ -23,15 +23,22 @@ from kernels import lang
 logger = logging.getLogger(__name__)
 
 
-def kernel_cache_dir() -> Path:
-    """Where compiled kernels are kept: one folder for each set of sources, Numba version and processor."""
+@cache
+def _digest() -> str:
+    """Of the sources as this process found them: where they change meanwhile, what it compiles from the old ones must not be kept
+    under the name of the new ones."""
     digest = hashlib.sha256(f"{numba.__version__} {np.__version__} {platform.machine()}".encode())
     for source in [*sorted(Path(lang.__file__).parent.glob("*.py")), *sorted(Path(__file__).parent.glob("cpu_*.py"))]:
         digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def kernel_cache_dir() -> Path:
+    """Where compiled kernels are kept: one folder for each set of sources, Numba version and processor."""
     base = os.environ.get("DRAFTGRAPH_CACHE") or os.path.join(
         os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "draftgraph"
     )
-    return Path(base) / "kernels" / digest.hexdigest()[:16]
+    return Path(base) / "kernels" / _digest()
 
 
 @cache
