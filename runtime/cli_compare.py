@@ -18,6 +18,7 @@ from runtime.cli_session import (
     exits,
     open_engine,
     prompts_of,
+    refuse_too_long,
     refuse_unwritable,
     settings_of,
     write_text,
@@ -77,6 +78,7 @@ def compare(
 
         parsed = [Arm.parse(name, base) for name in names]
         _refuse_narrow([arm.config for arm in parsed], levels)
+        refuse_too_long([arm.config for arm in parsed], input_len, output_len)
         texts = [] if input_len is not None else prompts_of(base, prompt, prompt_file)
         plan = Plan(levels, texts, base.sampling.params_to_time(), input_len, pairs, num_warmups, same_outputs=not other_outputs)
         with (silent_bar if quiet else progress_bar)("comparing", "runs") as advance:

@@ -7,10 +7,13 @@ SATISFIED, 2 a mistake of the user (the message says which), 130 interrupted (wh
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -90,10 +93,39 @@ def open_engine(settings: RunConfig, quiet: bool) -> Engine:
 
 
 @contextmanager
+def noted_interrupts() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed. It may come back as another error: LLVM calls Python while it compiles, a KeyboardInterrupt
+    raised in there is lost, and Numba fails over the code that it did not get."""
+    seen = threading.Event()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        seen.set()
+        signal.default_int_handler(number, frame)
+
+    # Only the main thread may set a handler; one that somebody else has set stays.
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if ours:
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield seen.is_set
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
 def exits() -> Iterator[None]:
     """Turns what a command may end with into a message and an exit code."""
+    with noted_interrupts() as interrupted, _exit_codes(interrupted):
+        yield
+
+
+@contextmanager
+def _exit_codes(interrupted: Callable[[], bool]) -> Iterator[None]:
     try:
         yield
+    except typer.Exit:
+        raise
     except DraftgraphError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(USER_ERROR) from error
@@ -109,6 +141,26 @@ def exits() -> Iterator[None]:
         typer.echo(f"error: cannot write the output: {error.strerror or error}", err=True)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(USER_ERROR) from error
+    except Exception as error:
+        if not interrupted():
+            raise
+        typer.echo("interrupted", err=True)
+        raise typer.Exit(INTERRUPTED) from error
+
+
+def refuse_too_long(configs: list[RunConfig], input_len: int | None, output_len: int | None) -> None:
+    """Would answers end before they have the length that was asked for? A limit of `auto` is known once the model is."""
+    limits = [config.scheduler.max_model_len for config in configs]
+    max_model_len = min((limit for limit in limits if limit != "auto"), default=None)
+    if input_len is None or output_len is None or max_model_len is None:
+        return
+    if input_len + output_len > max_model_len:
+        room = max_model_len - input_len
+        remedy = f"lower --output-len to {room}" if room > 1 else "lower --input-len"
+        raise ConfigError(
+            f"--input-len {input_len} and --output-len {output_len}: together above scheduler.max_model_len = {max_model_len}, "
+            f"where answers end; {remedy}, or raise the limit"
+        )
 
 
 def refuse_unwritable(file: str | None) -> None:

@@ -137,7 +137,8 @@ class Watch:
         self._tokens = 0
         self._seen: deque[tuple[float, int]] = deque([(clock(), 0)])
         self._drawn = clock()
-        self._live = Live(console=console or Console(stderr=True), auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+        self._console = console or Console(stderr=True)
+        self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
 
     def add(self, event: StreamEvent) -> None:
         """A step of a request."""
@@ -165,6 +166,8 @@ class Watch:
     ) -> None:
         self._draw(self._clock())
         self._live.stop()
+        if not self._console.is_terminal:
+            self._console.line()  # rich ends the last line on terminals only
         if self._printer is not None:
             for event in self._held:
                 self._printer.add(event.index, event.text, ended=event.output is not None)

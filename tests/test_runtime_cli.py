@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from runtime.cli import app
+from runtime.cli_session import exits
 from runtime.metrics import AcceptanceStats
 from runtime.report import RequestOutput, RunRecord, StreamEvent, render_info, stats_line, totals
 from runtime.sampling import SamplingParams
@@ -260,6 +262,10 @@ def assert_user_error(result: subprocess.CompletedProcess[str], message: str) ->
         (["bench", "CONFIG", "--concurrency", "1", "--max-concurrency", "1"], "--concurrency and --max-concurrency"),
         (["bench", "CONFIG", "--output-len", "4", "--max-tokens", "4"], "--output-len and --max-tokens"),
         (["bench", "CONFIG", "--input-len", "4", "--prompt", "a"], "leave out --prompt"),
+        (
+            ["bench", "CONFIG", "--input-len", "20", "--output-len", "45", "--set", "scheduler.max_model_len=64"],
+            "lower --output-len to 44",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -322,6 +328,25 @@ def test_ctrl_c_from_outside_while_text_streams(config: str) -> None:
     assert not rest.decode().endswith(ANSWERS[-1] + "\n")
     assert b"Traceback" not in errors
     assert time.monotonic() - start < 20
+
+
+@pytest.mark.parametrize(("pressed", "code"), [(True, 130), (False, None)])
+def test_an_interrupt_that_comes_back_as_another_error(capsys: pytest.CaptureFixture[str], pressed: bool, code: int | None) -> None:
+    """LLVM's callbacks into Python swallow a KeyboardInterrupt; Numba then fails over the code that it did not get."""
+    before = signal.getsignal(signal.SIGINT)
+
+    @exits()
+    def command() -> None:
+        if pressed:
+            with suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        raise RuntimeError("no compiled object yet")
+
+    with pytest.raises(RuntimeError) as caught:
+        command()
+    assert getattr(caught.value, "exit_code", None) == code
+    assert capsys.readouterr().err == ("interrupted\n" if pressed else "")
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_closed_pipe_is_quiet(config: str) -> None:
