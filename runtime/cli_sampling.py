@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -27,5 +28,5 @@ def sampling_overrides(values: Mapping[str, Any]) -> list[str]:
 def _as_yaml(value: Any) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
-    # Anything else: JSON is YAML, and quotes what a text may hold.
-    return json.dumps(value)
+    # Anything else: JSON is YAML, and quotes what a text may hold, but for YAML a pair of surrogates is two characters.
+    return re.sub(r"[^ -~]", lambda match: f"\\U{ord(match[0]):08x}", json.dumps(value, ensure_ascii=False))

@@ -80,6 +80,12 @@ def test_options_that_are_no_finite_numbers_keep_their_range() -> None:
         assert sampling_overrides({"top_p": value, "seed": None}) == [f"sampling.top_p={text}"]
 
 
+@pytest.mark.parametrize("text", ["END", "é", "\u2028", "\x7f\x85", "🐶", "a🐱\n\"'\\", "{x: 1}", "- 5", " ", "\ufeff"])
+def test_a_stop_option_is_the_text_that_was_given(text: str) -> None:
+    config = load_config({"model": {"source": "x"}}, sampling_overrides({"stop": [text]}))
+    assert config.sampling.params().stop == (text,)
+
+
 def test_what_callers_write_becomes_what_the_runtime_reads() -> None:
     params = SamplingParams(
         top_k=-1, logit_bias={"9": 1, 3: -2}, allowed_token_ids=[5, 3, 5], bad_words=["no", [1, 2]], stop="x"  # type: ignore[arg-type]
