@@ -20,6 +20,7 @@ from runtime.cli_session import (
     prompts_of,
     refuse_too_long,
     refuse_unwritable,
+    refuse_unwritable_folder,
     settings_of,
     write_text,
 )
@@ -69,6 +70,8 @@ def compare(
             raise ConfigError(f"--pairs {pairs}: must be even, or a drift of the machine does not cancel")
         config, names, levels = _sorted(arguments, arms or [], concurrency or [])
         refuse_unwritable(json_file)
+        if record is not None:
+            refuse_unwritable_folder("--record", record)
         base = settings_of(config, [*(set_ or []), "sampling.ignore_eos=true"], output_len)
         # Imported once the command line is known to be right.
         from runtime.compare import Plan

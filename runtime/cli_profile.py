@@ -19,6 +19,7 @@ from runtime.cli_session import (
     exits,
     open_engine,
     prompts_of,
+    refuse_unwritable_folder,
     settings_of,
 )
 from runtime.errors import ConfigError
@@ -53,6 +54,7 @@ def profile(
                 f"--concurrency {concurrency}: above scheduler.max_num_seqs = {settings.scheduler.max_num_seqs}, so requests would "
                 f"wait in line; add --set scheduler.max_num_seqs={concurrency}"
             )
+        refuse_unwritable_folder("--out", out)
         prompts = list(islice(cycle(prompts_of(settings, prompt, prompt_file)), concurrency))
         # Imported once the command line is known to be right.
         from runtime.profile import session

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -146,6 +147,19 @@ def _exit_codes(interrupted: Callable[[], bool]) -> Iterator[None]:
             raise
         typer.echo("interrupted", err=True)
         raise typer.Exit(INTERRUPTED) from error
+
+
+def refuse_unwritable_folder(option: str, folder: Path) -> None:
+    """As `refuse_unwritable`, for a folder that is made when there is something to put into it."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+        for path in missing:
+            path.rmdir()
+    except OSError as error:
+        raise ConfigError(f"{option} {folder}: cannot be written: {error.strerror}") from error
 
 
 def refuse_too_long(configs: list[RunConfig], input_len: int | None, output_len: int | None) -> None:

@@ -298,7 +298,7 @@ def _contradictions(config: RunConfig) -> list[str]:
     if scheduler.max_model_len != "auto" and scheduler.max_model_len < 2:
         problems.append("scheduler.max_model_len = 1: must hold a prompt token and one new token; set at least 2")
     if speculator.method == "dflash" and speculator.draft_source is None:
-        problems.append("speculator.draft_source: missing; method = dflash needs the folder of a drafter, or hf:ORG/NAME")
+        problems.append("speculator.draft_source: missing; method = dflash needs a folder, hf:ORG/NAME or random:dflash2")
     if speculator.ngram_min > speculator.ngram_max:
         problems.append(
             f"speculator.ngram_min = {speculator.ngram_min}: above speculator.ngram_max = {speculator.ngram_max}"

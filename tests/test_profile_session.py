@@ -165,6 +165,19 @@ def test_more_requests_than_slots_are_a_mistake(model: Path, tmp_path: Path) -> 
     assert "--concurrency 3: above scheduler.max_num_seqs = 2" in result.stderr
 
 
+def test_a_folder_that_cannot_be_written_is_told_before_the_work(tmp_path: Path) -> None:
+    config, taken = tmp_path / "run.yaml", tmp_path / "taken"
+    config.write_text("model: {source: nowhere}\nrun: {prompts: [hello]}\n")
+    taken.write_text("a file")
+    for command in (["profile", "--out"], ["compare", "--arms", "runner.async=true", "runner.async=false", "--record"]):
+        result = CliRunner().invoke(app, [command[0], str(config), *command[1:], str(taken / "deeper")])
+        assert result.exit_code == 2
+        assert f"{command[-1]} {taken / 'deeper'}: cannot be written" in result.stderr
+    result = CliRunner().invoke(app, ["profile", str(config), "--out", str(tmp_path / "new" / "deeper")])
+    assert "nowhere" in result.stderr
+    assert not (tmp_path / "new").exists()
+
+
 # --- what a GPU adds, by canned traces
 
 
