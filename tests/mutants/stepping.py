@@ -20,8 +20,8 @@ _OTHER_IDS = (
     Edit("graphs/arrays.py", "    input_token_ids: Array  # [T]\n", "    input_token_ids: Array  # [T]\n    other_ids: Array\n"),
     Edit(
         _STEP,
-        "        step.input_token_ids,\n        step.logits_indices,\n        cu_num_logits,\n",
-        "        step.other_ids,\n        step.logits_indices,\n        cu_num_logits,\n",
+        "    walk = (*results, tokens, step.input_token_ids, ",
+        "    walk = (*results, tokens, step.other_ids, ",
     ),
 )
 
