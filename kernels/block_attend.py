@@ -6,6 +6,7 @@ lie in scratch of their own and never in the cache, so that none survives into t
 
 from __future__ import annotations
 
+from kernels.attend import chunk_total
 from kernels.attend_tile import PAIRS, RING, SLAB, attend_scores, attend_values, fetch_keys, fetch_values
 from kernels.exponential import exp
 from kernels.lang import NEG_INF, cuda, device_function, f32, i32, kernel
@@ -56,17 +57,6 @@ def seen_softmax(scores, largest, normalizer, group, first_pair, pairs, at, firs
             largest[p] = top
             normalizer[p] = total
         p += warps
-
-
-@device_function
-def part_total(sums, parts, slabs, p, d):
-    """The weighted sum of values of pair p in dim d: over the parts of a chunk, in order."""
-    slab = divide(d, i32(SLAB))
-    total = f32(0.0)
-    for part in range(parts):
-        unit = i32(part) * slabs + slab
-        total += sums[(unit * i32(PAIRS) + p) * i32(SLAB) + d - slab * i32(SLAB)]
-    return total
 
 
 @device_function
@@ -232,7 +222,7 @@ def block_attend(
                 while item < pairs * head_dim:
                     p = divide(item, head_dim)
                     d = item - p * head_dim
-                    total = part_total(sums, parts, slabs, p, d)
+                    total = chunk_total(sums, parts, slabs, p, d)
                     row = divide(first_pair + p, group)
                     head = kv_head * group + first_pair + p - row * group
                     if chunks == 1:

@@ -25,10 +25,11 @@ from graphs.ops import ForwardPass, Ops
 from graphs.plain_ops import PagedAttention, PlainOps
 from graphs.transformer import record_forward
 from runtime.bench_products import TURNS, ProductBench, ProductTimes, products_of
+from runtime.checkpoint.random import SHAPES
 from runtime.checkpoint.weights import STORAGE, WeightDtype
 from runtime.device import open_device
 from runtime.models.choose_ops import OpsChooser
-from runtime.models.rope import RopeSpec, rope_table
+from runtime.models.rope import rope_table
 from runtime.models.scratch import allocate_scratch, build_ops
 from runtime.models.spec import ModelSpec
 from runtime.models.upload import decoder_shape
@@ -40,45 +41,7 @@ if TYPE_CHECKING:
 
 REPEATS = 9
 BLOCK_SIZE = 16
-
-
-def _spec(**sizes: Any) -> ModelSpec:
-    common: dict[str, Any] = {
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 8192,
-        "eos_token_ids": (0,),
-        "bos_token_id": None,
-        "attention_bias": False,
-    }
-    return ModelSpec(rope=RopeSpec(1e5, sizes["head_dim"]), **(common | sizes))
-
-
-MODELS = {
-    "smollm2-135m": _spec(
-        architecture="llama",
-        num_layers=30,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_heads=9,
-        num_kv_heads=3,
-        head_dim=64,
-        vocab_size=49152,
-        tied_embeddings=True,
-        qk_norm=False,
-    ),
-    "qwen3-8b": _spec(
-        architecture="qwen3",
-        num_layers=36,
-        hidden_size=4096,
-        intermediate_size=12288,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        vocab_size=151936,
-        tied_embeddings=False,
-        qk_norm=True,
-    ),
-}
+MODELS = {name: SHAPES[name] for name in ("smollm2-135m", "qwen3-8b")}
 
 
 @dataclass(frozen=True)

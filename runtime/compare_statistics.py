@@ -1,6 +1,6 @@
 """Statistics of a paired comparison: which difference between two arms is more than equal arms differ by.
 
-Arms run in pairs, in the order AB BA AB BA: what drifts through the session hits both alike. One pair yields one log ratio of its
+Arms run in pairs, in the order AB BA AB BA: what drifts meanwhile hits both alike. One pair yields one log ratio of its
 two measurements, which is 0 for equal arms. The floor is measured and not declared: the largest log ratio of a pair of equal arms
 (A/A). A difference counts when its bootstrap interval excludes 0 and its median is above the floor.
 """

@@ -15,6 +15,7 @@ from runtime.bench_kernels import MODELS, Rig, Row
 from runtime.bench_products import Product, ProductBench, ProductTimes, products_of
 from runtime.errors import DeviceError
 from runtime.models.scratch import AUTO_FUSED_ROWS, build_ops
+from runtime.models.rope import RopeSpec
 from runtime.models.spec import ModelSpec
 from runtime.step_buffers import StepSizes
 from runtime.virtual_device import VirtualDevice
@@ -32,7 +33,7 @@ TINY = {
 
 
 def tiny(name: str) -> ModelSpec:
-    return ModelSpec(**{**vars(MODELS[name]), **TINY, "rope": bench_kernels.RopeSpec(1e4, 64)})
+    return ModelSpec(**{**vars(MODELS[name]), **TINY, "rope": RopeSpec(1e4, 64)})
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
