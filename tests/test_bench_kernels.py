@@ -14,8 +14,8 @@ from runtime import bench_kernels
 from runtime.bench_kernels import MODELS, Rig, Row
 from runtime.bench_products import Product, ProductBench, ProductTimes, products_of
 from runtime.errors import DeviceError
-from runtime.models.scratch import AUTO_FUSED_ROWS, build_ops
 from runtime.models.rope import RopeSpec
+from runtime.models.scratch import AUTO_FUSED_ROWS, build_ops
 from runtime.models.spec import ModelSpec
 from runtime.step_buffers import StepSizes
 from runtime.virtual_device import VirtualDevice
