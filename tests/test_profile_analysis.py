@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from runtime.phase_clock import Phase, PhaseSpan
 from runtime.profile.analysis import DEVICE, Analysis, cause_of, histogram
 from runtime.profile.families import BETWEEN, family_of_module, operation, shares
+from runtime.profile.inner_gaps import LIBRARY, inner_gaps
 from runtime.profile.intervals import complement, exclusive, total, union
 from runtime.profile.trace import Activity, Kind, Mode, Replay, Trace, TraceRefusedError
 from tests.canned_traces import NS, PROPOSE, STEP, VERIFY, VERIFY_US, events_trace, graph_trace, node_trace
@@ -102,6 +103,40 @@ def test_nodes_that_overlap_share_their_time() -> None:
     ]  # 30..80 instead of 50..80: ten of it beside the product
     found = {share.family: share.time_ns for share in shares(Analysis(replace(trace, activities=nodes)), VERIFY, 80 * NS)}
     assert found == {"products": pytest.approx(40 * NS), "attention": pytest.approx(40 * NS), BETWEEN: pytest.approx(0)}
+
+
+def test_gaps_inside_a_replay_are_told_by_the_operations_around_them() -> None:
+    (gap,) = inner_gaps(Analysis(node_trace(slowed=3)), VERIFY, VERIFY_US * NS)
+    assert (gap.before, gap.after, gap.count) == ("norm_project", "attend", 1.0)
+    assert (gap.share, gap.time_ns, gap.median_ns) == (pytest.approx(10 / 80), pytest.approx(10 * NS), 30 * NS)
+    assert inner_gaps(Analysis(node_trace()), PROPOSE, 10 * NS) == []
+
+
+def test_gaps_inside_a_replay_begin_behind_the_node_that_ended_last() -> None:
+    """A product of 60 us starts first; one of 10 beside it ends earlier, so the gap of 5 lies behind the longer one."""
+    trace, nodes = node_trace(slowed=1), []
+    for row in trace.activities:
+        if row.graph == 11 and "attend" in row.name:
+            start = row.start - 50 * NS
+            nodes += [
+                replace(row, name="nvjet_sm90_tst_64x8", start=start, end=start + 60 * NS),
+                replace(row, start=start + 10 * NS, end=start + 20 * NS),
+                replace(row, name="void cublasLt::splitKreduce_kernel<32, 16>(int)", start=start + 65 * NS, end=start + 80 * NS),
+            ]
+        elif row.graph != 11:
+            nodes.append(row)
+    analysis = Analysis(replace(trace, activities=nodes))
+    (gap,) = inner_gaps(analysis, VERIFY, 80 * NS)
+    assert (gap.before, gap.after, gap.median_ns) == (LIBRARY, LIBRARY, 5 * NS)
+    between = next(share for share in shares(analysis, VERIFY, 80 * NS) if share.family == BETWEEN)
+    assert gap.share == pytest.approx(between.share)
+
+
+def test_gaps_inside_a_replay_are_asked_of_a_node_trace_alone() -> None:
+    with pytest.raises(TraceRefusedError, match="does not look there"):
+        inner_gaps(Analysis(graph_trace()), VERIFY, 80 * NS)
+    with pytest.raises(TraceRefusedError, match="no replay of it"):
+        inner_gaps(Analysis(node_trace()), "decode[R=1,T=1,q=1]", 80 * NS)
 
 
 def test_busy_of_a_node_trace_sees_the_gaps_inside_replays() -> None:

@@ -220,6 +220,8 @@ def test_the_table_of_a_gpu_names_bounds_gaps_and_doubts() -> None:
     assert "queued in time" in text
     assert "25 % of a copy's rate" in text
     assert "doubt its proportions" in text
+    assert "10.0 us     1.0 of 20.00 us  norm_project -> attend" in text
+    assert "made the whole replay +80.0 us long" in text
 
 
 def test_the_trace_file_has_a_lane_for_host_and_device_and_an_arrow_a_replay() -> None:

@@ -53,7 +53,10 @@ def test_a_device_that_idles_between_replays_is_an_open_gap(monkeypatch: pytest.
     assert found.report.axes[0].value == pytest.approx(92.0)
     assert "upper bound" in found.report.axes[0].detail
     assert found.report.verdict is Verdict.OPEN_GAP
-    assert "6.0 us propose[R=1] -> verify[R=1,T=5,q=5]: queued in time" in render_reports([found.report])
+    text = render_reports([found.report])
+    assert "6.0 us propose[R=1] -> verify[R=1,T=5,q=5]: queued in time" in text
+    assert "inside verify[R=1,T=5,q=5], which the node records made +80.0 us long" in text
+    assert "10.0 us norm_project -> attend: 1 of 20.00 us" in text
 
 
 def test_a_device_without_gaps_satisfies(monkeypatch: pytest.MonkeyPatch) -> None:

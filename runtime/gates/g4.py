@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -40,6 +40,7 @@ def check_g4(config: RunConfig, prompts: Sequence[Prompt], *, quiet: bool) -> Me
             f"{gap['us']:.1f} us {gap['before']} -> {gap['after']}: {explained(gap['cause'])}"
             for gap in record["passes"]["graph"]["gaps"]["largest"]
         ],
+        "gaps_inside": _gaps_inside(record["passes"]["node"]),
     }
     facts = record["facts"] | figures
     return Measured(GateReport("G4", TITLE, tuple(axes), (), figures), workload, facts)
@@ -55,6 +56,17 @@ def _busy(found: Profile, mode: Mode, name: str) -> Axis:
     largest_us = max((end - start for start, end in busy.idle), default=0) / 1e3
     bound = ", an upper bound" if busy.upper_bound else ""
     return Axis(name, busy.percent, FLOORS[mode], f"percent{bound}; idle {idle_us:.1f} us a step, at most {largest_us:.1f} us")
+
+
+def _gaps_inside(node: Mapping[str, Any]) -> list[str]:
+    """Which launches follow one another with the device idle between them, and how much longer the tracer made the replay."""
+    lines = []
+    for key, gaps in node["inner_gaps"].items():
+        lines.append(f"inside {key}, which the node records made {node['us_added_to_replay'][key]:+.1f} us long")
+        lines += [
+            f"{gap['us']:.1f} us {gap['before']} -> {gap['after']}: {gap['count']:.0f} of {gap['median_us']:.2f} us" for gap in gaps
+        ]
+    return lines
 
 
 def _never() -> AbstractContextManager[Any]:

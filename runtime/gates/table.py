@@ -24,7 +24,7 @@ def _lines(report: GateReport) -> Iterator[str]:
     width = max((len(axis.name) for axis in report.axes), default=0)
     for axis in report.axes:
         yield f"    {axis.name:{width}}  {_numbers(axis)}{axis.detail:24}  {axis.verdict.value}"
-    for gap in figures.get("largest_gaps", ()):
+    for gap in (*figures.get("largest_gaps", ()), *figures.get("gaps_inside", ())):
         yield f"    {gap}"
     for finding in report.findings[:MOST_FINDINGS]:
         yield f"  ! {finding.axis}: {finding.message}"

@@ -9,9 +9,11 @@ from typing import Any
 from runtime.phase_clock import Phase
 from runtime.profile.analysis import DEVICE, Analysis, Gap, histogram
 from runtime.profile.families import Share, host_shares, shares
+from runtime.profile.inner_gaps import InnerGap, inner_gaps
 from runtime.profile.trace import Mode
 
 MOST_GAPS = 5
+MOST_PAIRS = 6
 TRUE_WITHIN = 0.03
 """How far the step time of the graph pass may be from the untraced one."""
 SLOWED_TOO_MUCH = 1.5
@@ -69,11 +71,19 @@ class Profile:
             values["gaps"] = _gaps(analysis.gaps())
         if mode is Mode.NODE:
             values["shares"] = {key: [self._with_rate(share) for share in self.shares(key)] for key in analysis.replays_by_key()}
+            values["inner_gaps"] = {key: [_inner_gap(gap) for gap in self.inner_gaps(key)] for key in analysis.replays_by_key()}
+            values["us_added_to_replay"] = {
+                key: (analysis.span_ns(key) - self.passes[Mode.GRAPH].span_ns(key)) / 1e3 for key in analysis.replays_by_key()
+            }
         return values
 
     def shares(self, key: str) -> list[Share]:
         """Of one replay of `key`: proportions of the node pass, scaled to its span in the graph pass."""
         return shares(self.passes[Mode.NODE], key, self.passes[Mode.GRAPH].span_ns(key))
+
+    def inner_gaps(self, key: str) -> list[InnerGap]:
+        """Of one replay of `key`, the pairs of operations that cost most first, scaled as `shares` are."""
+        return inner_gaps(self.passes[Mode.NODE], key, self.passes[Mode.GRAPH].span_ns(key))[:MOST_PAIRS]
 
     def _with_rate(self, share: Share) -> dict[str, Any]:
         copy = self.truth.trace.facts.get("copy_bytes_per_s")
@@ -147,6 +157,17 @@ def _share(share: Share) -> dict[str, Any]:
     if share.gigabytes_per_s is not None:
         values |= {"bytes_read": share.nbytes, "gigabytes_per_s": share.gigabytes_per_s}
     return values
+
+
+def _inner_gap(gap: InnerGap) -> dict[str, Any]:
+    return {
+        "before": gap.before,
+        "after": gap.after,
+        "count": gap.count,
+        "percent": 100 * gap.share,
+        "us": gap.time_ns / 1e3,
+        "median_us": gap.median_ns / 1e3,
+    }
 
 
 def explained(cause: str) -> str:

@@ -34,6 +34,7 @@ def _lines(record: Mapping[str, Any]) -> Iterator[str]:
             yield ""
             yield f"{key}: shares of the node pass, scaled to its span in the graph pass"
             yield from _shares(shares)
+            yield from _inner_gap_lines(passes["node"], key)
     yield ""
     yield "host, ms a step: " + ", ".join(f"{name} {ms:.3f}" for name, ms in record["host_phases_ms"].items())
     yield from _verdicts(record.get("checks", {}))
@@ -74,6 +75,16 @@ def _shares(shares: list[dict[str, Any]]) -> Iterator[str]:
         if "percent_of_copy" in share:
             line += f", {share['percent_of_copy']:.0f} % of a copy's rate"
         yield line
+
+
+def _inner_gap_lines(node: Mapping[str, Any], key: str) -> Iterator[str]:
+    gaps = node["inner_gaps"][key]
+    if not gaps:
+        return
+    added = node["us_added_to_replay"][key]
+    yield f"  between nodes, the most first; the node pass made the whole replay {added:+.1f} us long, which may be among them"
+    for gap in gaps:
+        yield f"    {gap['us']:9.1f} us  {gap['count']:6.1f} of {gap['median_us']:.2f} us  {gap['before']} -> {gap['after']}"
 
 
 def _verdicts(checks: Mapping[str, Any]) -> Iterator[str]:
