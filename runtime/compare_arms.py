@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from runtime.config import RunConfig, load_config
+from runtime.config_file import parse_override
 from runtime.errors import ConfigError
 from runtime.prompts import Prompt
 from runtime.report import RunRecord
@@ -39,7 +40,12 @@ class Arm:
             raise ConfigError(f"--arms {text}: {error}; write KEY=VALUE, several of them apart by spaces") from error
         if not overrides:
             raise ConfigError("--arms: an arm sets at least one key, as in runner.async=false")
-        return cls(text, load_config(base, overrides))
+        for override in overrides:
+            parse_override(override, "--arms")  # a mistake in its form is one of this option, and load_config would say --set
+        try:
+            return cls(text, load_config(base, overrides))
+        except ConfigError as error:
+            raise ConfigError(f"--arms {text}: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -64,13 +64,13 @@ def parse_yaml(text: str, what: str) -> Any:
         raise ConfigError(f"{what}: YAML error: {error}") from error
 
 
-def parse_override(text: str) -> dict[str, Any]:
-    """ "a.b=c" as {"a": {"b": c}}, c parsed as YAML. Raises ConfigError."""
+def parse_override(text: str, option: str = "--set") -> dict[str, Any]:
+    """ "a.b=c" as {"a": {"b": c}}, c parsed as YAML. Raises ConfigError, which names the option that took the text."""
     key, equals, value_text = text.partition("=")
     parts = [part.strip() for part in key.split(".")]
     if not equals or not all(parts):
-        raise ConfigError(f"--set {text}: must be KEY=VALUE with a dotted key, as in scheduler.max_num_seqs=4")
-    value = parse_yaml(value_text, f"--set {text}")
+        raise ConfigError(f"{option} {text}: must be KEY=VALUE with a dotted key, as in scheduler.max_num_seqs=4")
+    value = parse_yaml(value_text, f"{option} {text}")
     for part in reversed(parts):
         value = {part: value}
     return value

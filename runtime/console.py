@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TypeAlias
 
+from rich import filesize
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
@@ -18,6 +20,10 @@ Advance: TypeAlias = Callable[[int, int], None]
 
 ProgressBars: TypeAlias = Callable[[str, str], AbstractContextManager[Advance]]
 """bars(title, unit) opens a progress bar; inside it, call the given Advance. unit is "bytes" or the plural of what is counted."""
+
+
+LINE_SECONDS = 5.0
+"""Between two lines of progress where stderr is no terminal."""
 
 
 def start_logging(*, quiet: bool) -> None:
@@ -50,16 +56,45 @@ class _CountColumn(ProgressColumn):
 
 @contextmanager
 def progress_bar(title: str, unit: str) -> Iterator[Advance]:
-    """A bar on stderr; in a pipe or file one line when it is done."""
+    """A bar on stderr; in a pipe or file a line every few seconds and one when it is done."""
+    if not sys.stderr.isatty():
+        with _progress_lines(title, unit) as advance:
+            yield advance
+        return
     amount = DownloadColumn() if unit == "bytes" else _CountColumn(unit)
     columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(title, total=None)
 
-        def advance(done: int, total: int) -> None:
+        def advance_bar(done: int, total: int) -> None:
             progress.update(task, completed=done, total=total or None)
 
+        yield advance_bar
+
+
+@contextmanager
+def _progress_lines(title: str, unit: str) -> Iterator[Advance]:
+    began = last = time.monotonic()
+    reached = (0, 0)
+
+    def say() -> None:
+        done, total = (filesize.decimal(number) if unit == "bytes" else str(number) for number in reached)
+        of_all = f"/{total}" if reached[1] else ""
+        name = "" if unit == "bytes" else f" {unit}"
+        seconds = time.monotonic() - began
+        print(f"{time.strftime('%H:%M:%S')} {title}: {done}{of_all}{name}, {seconds:.0f} s", file=sys.stderr, flush=True)
+
+    def advance(done: int, total: int) -> None:
+        nonlocal last, reached
+        reached = (done, total)
+        if time.monotonic() - last >= LINE_SECONDS:
+            last = time.monotonic()
+            say()
+
+    try:
         yield advance
+    finally:
+        say()
 
 
 @contextmanager

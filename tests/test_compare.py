@@ -197,7 +197,9 @@ def test_the_command_takes_arms_and_concurrencies_in_a_row(config: str, tmp_path
         (["--arms", "runner.async=true", "runner.async=false", "--pairs", "5"], "must be even"),
         (["--arms", "runner.async=true", "runner.async=false", "--concurrency", "4"], "above scheduler.max_num_seqs = 2"),
         (["--arms", "runner.async=true", "runner.async=false", "--input-len", "9000"], "--input-len 9000 and --output-len 64"),
-        (["--arms", "runner.async=true", "runner.asink=false"], "asink"),
+        (["--arms", "runner.async=true", "runner.asink=false"], "--arms runner.asink=false: configuration: 1 mistake"),
+        (["--arms", "runner.async=true", "runner..async=false"], "--arms runner..async=false: must be KEY=VALUE"),
+        (["--arms", "runner.async=true", "runner.async=["], "--arms runner.async=[: YAML error"),
         (["--arms", "runner.async=true", "' "], "CONFIG"),
     ],
 )
@@ -205,6 +207,7 @@ def test_mistakes_get_a_message(config: str, arguments: list[str], reason: str) 
     result = CliRunner().invoke(app, ["compare", config, *arguments])
     assert result.exit_code == 2
     assert reason in result.stderr
+    assert "--set" not in result.stderr or "add --set" in result.stderr
 
 
 def test_an_arm_may_set_several_keys() -> None:

@@ -110,6 +110,8 @@ def test_without_a_gpu_they_are_not_measured_and_that_is_no_pass() -> None:
     text = CliRunner().invoke(app, ["gates", "G4", "-q"])
     assert text.exit_code == 1
     assert "G4  the device does not wait for the host: NOT MEASURED" in text.stdout
+    assert "G3" not in text.stdout + text.stderr
+    assert values["not_measured"] == []
 
 
 def test_the_gates_that_need_no_gpu_pass_without_one_and_name_those_that_were_left() -> None:
