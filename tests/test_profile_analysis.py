@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import kernels
 from runtime.phase_clock import Phase, PhaseSpan
 from runtime.profile.analysis import DEVICE, Analysis, cause_of, histogram
-from runtime.profile.families import BETWEEN, family_of_module, operation, shares
+from runtime.profile.families import BETWEEN, OTHER, family_of_module, operation, shares
 from runtime.profile.inner_gaps import LIBRARY, inner_gaps
 from runtime.profile.intervals import complement, exclusive, total, union
 from runtime.profile.trace import Activity, Kind, Mode, Replay, Trace, TraceRefusedError
@@ -258,6 +260,13 @@ def test_operations_are_found_in_kernel_names(name: str, expected: str) -> None:
 )
 def test_a_family_is_known_by_the_file_of_a_kernel(module: str, family: str) -> None:
     assert family_of_module(module) == family
+
+
+def test_every_kernel_of_a_step_has_a_family() -> None:
+    """Only random weights are none: they are made before the first step."""
+    files = sorted(Path(kernels.__file__).parent.glob("*.py"))
+    of_kernels = [file.stem for file in files if "\n@kernel(" in file.read_text(encoding="utf-8")]
+    assert [stem for stem in of_kernels if family_of_module(f"kernels.{stem}") == OTHER] == ["fill_random"]
 
 
 @pytest.mark.parametrize("trace", [graph_trace(), node_trace(), events_trace()])

@@ -19,7 +19,7 @@ FAMILY_NAMES = (PRODUCTS, ATTENTION, ELEMENTWISE, SAMPLING, DRAFTER, STEP, COPIE
 _MODULES = {
     PRODUCTS: "project head tile",
     ATTENTION: "attend attention rotate rope kv_store head_norm",
-    ELEMENTWISE: "rmsnorm swiglu bias embed gather",
+    ELEMENTWISE: "rmsnorm swiglu bias embed gather behind",
     SAMPLING: "argmax sample sampling random reject process penalties logprobs degenerate",
     DRAFTER: "ngram block context candidates selector draft tap logit_scale clear_drafts",
     STEP: "accept advance combine prepare prefill_inputs publish expand slots request_lists tape toy",
