@@ -357,8 +357,6 @@ def test_one_answer_is_learnt_by_heart(
     model: TinyModel, target: TorchTarget, documents: list[Document], tmp_path: Path, version: Any, optimizer: Any
 ) -> None:
     """Every step then yields a whole block."""
-    if optimizer == "muon" and not hasattr(torch.optim, "Muon"):
-        pytest.skip("this PyTorch has no Muon")
     shape = DrafterShape(version=version, intermediate_size=96, num_heads=4, num_kv_heads=2, head_dim=16)
     config = write_tiny_drafter(tmp_path, model.shape, shape).config
     torch.manual_seed(0)

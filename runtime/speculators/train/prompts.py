@@ -22,6 +22,8 @@ from runtime.tokenizer import Tokenizer
 
 PLACE = "\ue000"  # a private character: stands where the template puts what the user says
 PASSAGE_TOKENS = (16, 110)  # of an answer that becomes the passage of a task
+ONE_SENTENCE_SHARE = 0.3  # of the passages
+OPENERS_SHARE = 0.5  # of the turns that the target completes; the others begin as composed prompts do
 NUMBERS = {"num": (3, 10), "a": (2, 60), "b": (2, 12), "c": (20, 900)}
 
 Write = Callable[[Sequence[Sequence[int]]], list[tuple[Any, bool]]]
@@ -128,7 +130,7 @@ class PromptMaker:
         elif kind == "file":
             texts = [rng.choice(self._own) for _ in range(count)]
         else:
-            texts = self._written([rng.choice(self._openers) if kind == "seeded" else "" for _ in range(count)], rng)
+            texts = self._written([self._opener(rng) if kind == "seeded" else "" for _ in range(count)], rng)
         prompts = []
         for text in texts:
             if len(text) < 3 or (kind != "file" and text in self._seen):
@@ -154,8 +156,19 @@ class PromptMaker:
                 texts.append((opener + self._frame.decode(ids[:-1])).strip())
         return texts
 
+    def _opener(self, rng: random.Random) -> str:
+        """How a user's turn begins that the target completes: an opener, or the first words of a composed prompt."""
+        if rng.random() < OPENERS_SHARE:
+            return rng.choice(self._openers)
+        words = self.composed(rng).split(" ")
+        return " ".join(words[: rng.randint(2, max(2, len(words) - 1))])
+
     def composed(self, rng: random.Random) -> str:
-        """A template with its braces filled; `{problem_c}` is a filler with a capital, and `{name_1}` the same one each time."""
+        """A template with its braces filled."""
+        return self._filled(rng.choice(self._templates), rng)
+
+    def _filled(self, template: str, rng: random.Random) -> str:
+        """`{problem_c}` is a filler with a capital, and `{name_1}` the same one each time."""
         chosen: dict[str, str] = {}
 
         def fill(match: re.Match[str]) -> str:
@@ -165,18 +178,20 @@ class PromptMaker:
                 return chosen.setdefault(name, text)
             return text[0].upper() + text[1:] if mark == "c" else text
 
-        return re.sub(r"\{(\w+)\}", fill, rng.choice(self._templates))
+        return re.sub(r"\{(\w+)\}", fill, template)
 
     def _passage(self, documents: Sequence[Document], rng: random.Random) -> str:
-        """A task over the beginning of an earlier answer, whole sentences where it has them."""
+        """A task over the beginning of an earlier answer: whole sentences where it has them, now and then a single one."""
         answer = rng.choice(documents).answer
         text = self._frame.decode(answer[: rng.randint(*PASSAGE_TOKENS)]).strip()
         end = max(text.rfind(mark) for mark in ".!?")
         text = text[: end + 1] if end > 20 else text
+        if rng.random() < ONE_SENTENCE_SHARE:
+            text = re.split(r"(?<=[.!?])\s", text, maxsplit=1)[0]
         if rng.random() < 0.15:
             return rng.choice(self._typo_tasks) + with_typos(text, rng)
         before, after = rng.choice(self._tasks)
-        return before + text + after
+        return self._filled(before, rng) + text + after
 
 
 def with_typos(text: str, rng: random.Random, rate: float = 0.08) -> str:

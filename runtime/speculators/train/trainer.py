@@ -17,6 +17,7 @@ from runtime.errors import ConfigError
 from runtime.speculators.train.blocks import blocks_of, draw_anchors, surprise
 from runtime.speculators.train.drafter import TorchDrafter
 from runtime.speculators.train.losses import HeadLoss, HeadTask, selector_loss
+from runtime.speculators.train.muon import Muon
 from runtime.speculators.train.rows import Rows, bytes_of_taps, empty_taps, fill_taps
 from runtime.speculators.train.settings import TrainingSettings
 from runtime.speculators.train.target import Tensor, TorchTarget
@@ -215,8 +216,5 @@ def _optimizers(settings: TrainingSettings, drafter: TorchDrafter) -> list[torch
         torch.optim.AdamW(others, settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=fused)
     ]
     if matrices:
-        if not hasattr(torch.optim, "Muon"):
-            raise ConfigError(f"training.optimizer = muon: PyTorch {torch.__version__} has none; use adamw, or PyTorch 2.9")
-        muon = torch.optim.Muon(matrices, settings.learning_rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
-        result.append(muon)
+        result.append(Muon(matrices, settings.learning_rate))
     return result
