@@ -81,6 +81,8 @@ def compare(
 
         parsed = [Arm.parse(name, base) for name in names]
         _refuse_narrow([arm.config for arm in parsed], levels)
+        if several := [arm.config.sampling.n for arm in parsed if arm.config.sampling.n > 1]:
+            raise ConfigError(f"sampling.n = {several[0]}: a prompt is answered once here; set it to 1")
         refuse_too_long([arm.config for arm in parsed], input_len, output_len)
         texts = [] if input_len is not None else prompts_of(base, prompt, prompt_file)
         plan = Plan(levels, texts, base.sampling.params_to_time(), input_len, pairs, num_warmups, same_outputs=not other_outputs)
@@ -144,6 +146,7 @@ def _keep(report: dict[str, Any], plan: Plan, base: RunConfig, command: str, fol
             "arms": [results[0].first, second],
             "concurrency": list(plan.levels),
             "input_len": plan.input_len,
+            "prompts": len(plan.prompts) or None,
             "output_len": plan.params.max_tokens,
             "pairs": plan.num_pairs,
             "config": base.as_dict(),

@@ -32,9 +32,9 @@ class Plan:
     """What to run.
 
     Attributes:
-        levels: requests at a time, one after the other.
-        prompts: repeated until they are as many as requests; all arms get the same.
-        input_len: random prompts of so many tokens instead.
+        levels: requests at a time, one level after the other.
+        prompts: each run answers all of them, repeated where there are fewer than requests at a time; all arms get the same.
+        input_len: instead, as many random prompts of so many tokens as requests at a time.
         params: of every request.
         num_pairs: of A/A and of each comparison. num_warmups: runs of each engine that nobody times, at each concurrency.
         same_outputs: arms must produce the same tokens; False where they cannot, e.g. for sampled runs.
@@ -49,9 +49,9 @@ class Plan:
     same_outputs: bool = True
 
     def prompts_at(self, level: int, engine: Any) -> list[Prompt]:
-        """One for each request."""
+        """Of one run."""
         if self.input_len is None:
-            return list(islice(cycle(self.prompts), level))
+            return list(islice(cycle(self.prompts), max(level, len(self.prompts))))
         vocabulary = int(engine.info()["model"]["vocab_size"])
         rng = np.random.default_rng(level)
         return [rng.integers(vocabulary, size=self.input_len).tolist() for _ in range(level)]
@@ -109,7 +109,7 @@ def compare(arms: Sequence[Arm], plan: Plan, open_engine: Open, advance: Callabl
         nonlocal done
         advance(done, total)
         done += 1
-        return measure(engine, prompts[level], plan.params)
+        return measure(engine, prompts[level], plan.params, level)
 
     def pairs_of(engines: tuple[Any, Any], level: int) -> Pairs:
         for engine in engines * plan.num_warmups:

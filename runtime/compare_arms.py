@@ -14,7 +14,7 @@ from runtime.config import RunConfig, load_config
 from runtime.config_file import parse_override
 from runtime.errors import ConfigError
 from runtime.prompts import Prompt
-from runtime.report import RunRecord
+from runtime.report import RequestOutput
 from runtime.sampling import SamplingParams
 
 NOISY_COUNTERS = ("event_queries", "copied_bytes")
@@ -53,7 +53,7 @@ class Sample:
     """One run of one arm.
 
     Attributes:
-        tpot_ms: of a request, mean over the requests; per token and not per step.
+        tpot_ms: of a request, mean over the requests; per token after the first, and not per step.
         tokens_per_s: of all requests together, prefill included.
         outputs: SHA-256 of the token ids, in the order of the prompts.
         path: what the run did, by counters: see `path_taken`.
@@ -65,22 +65,39 @@ class Sample:
     path: Mapping[str, Any]
 
 
-def measure(engine: Any, prompts: Sequence[Prompt], params: SamplingParams) -> Sample:
-    """Answer the prompts side by side, once."""
-    before = _counts(engine)
-    record = RunRecord(prompts, time.perf_counter())
-    for event in engine.stream(prompts, params):
-        record.add(event, time.perf_counter())
+def measure(engine: Any, prompts: Sequence[Prompt], params: SamplingParams, concurrency: int) -> Sample:
+    """Answer each prompt once, `concurrency` of them at a time: where one is done, the next takes its place."""
+    before, began = _counts(engine), time.perf_counter()
+    outputs = _answers(engine, prompts, params, concurrency)
+    seconds = time.perf_counter() - began
     engine.drain()
-    outputs = record.outputs()
     tpots = [output.tpot_s for output in outputs if output.tpot_s is not None]
     if not tpots:
         raise ConfigError("compare: no request produced two tokens, so there is no time per token; raise --output-len")
     digest = hashlib.sha256(repr([[int(token) for token in output.token_ids] for output in outputs]).encode())
     produced = sum(len(output.token_ids) for output in outputs)
-    return Sample(
-        1e3 * fmean(tpots), produced / (record.end - record.start), digest.hexdigest(), path_taken(engine, before, _counts(engine))
-    )
+    return Sample(1e3 * fmean(tpots), produced / seconds, digest.hexdigest(), path_taken(engine, before, _counts(engine)))
+
+
+def _answers(engine: Any, prompts: Sequence[Prompt], params: SamplingParams, concurrency: int) -> list[RequestOutput]:
+    """Of each prompt, in their order."""
+    running: list[Any] = []
+    outputs: dict[int, RequestOutput] = {}
+    try:
+        while len(outputs) < len(prompts):
+            while len(running) < concurrency and len(outputs) + len(running) < len(prompts):
+                index = len(outputs) + len(running)
+                running.append(engine.submit(prompts[index], params, index=index))
+            engine.step()
+            for generation in running:
+                generation.events.clear()
+                if generation.output is not None:
+                    outputs[generation.place.index] = generation.output
+            running = [generation for generation in running if generation.output is None]
+    finally:
+        for generation in running:
+            engine.cancel(generation.request.request_id)
+    return [outputs[index] for index in range(len(prompts))]
 
 
 def path_taken(engine: Any, before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, Any]:

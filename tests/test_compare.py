@@ -152,12 +152,37 @@ def test_an_option_that_changes_nothing_is_tautological(model: Path) -> None:
 
 def test_a_path_is_counted_and_not_configured(model: Path) -> None:
     with open_tiny(model) as engine:
-        first = measure(engine, [[5, 6, 7]], SamplingParams(max_tokens=6, ignore_eos=True))
-        second = measure(engine, [[5, 6, 7]], SamplingParams(max_tokens=6, ignore_eos=True))
+        first = measure(engine, [[5, 6, 7]], SamplingParams(max_tokens=6, ignore_eos=True), 1)
+        second = measure(engine, [[5, 6, 7]], SamplingParams(max_tokens=6, ignore_eos=True), 1)
     assert first.path == second.path
     assert first.outputs == second.outputs
     assert any("collected_late" in name for name in first.path["counters"])
     assert any(name.startswith("verify") for name in first.path["graphs"])
+
+
+def test_a_run_answers_every_prompt_and_no_more_than_so_many_at_a_time(model: Path) -> None:
+    prompts, params = [[5, 6, 7], [8, 9], [5, 5, 5], [6], [7, 8]], SamplingParams(max_tokens=6, ignore_eos=True)
+    found = plan(prompts=prompts)
+    with open_tiny(model, k=0) as engine:
+        assert [len(found.prompts_at(level, engine)) for level in (1, 2, 7)] == [5, 5, 7]
+        samples = {level: measure(engine, prompts, params, level) for level in (1, 2, 3)}
+    assert len({sample.outputs for sample in samples.values()}) == 1
+    for level, sample in samples.items():
+        decoded = {key for key in sample.path["graphs"] if key.startswith("decode")}
+        rows = {int(key.partition("R=")[2].partition(",")[0]) for key in decoded}
+        assert rows == {1: {1}, 2: {1, 2}, 3: {2, 4}}[level]  # graphs are built for powers of two
+
+
+def test_a_run_that_is_interrupted_leaves_no_request_behind(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_tiny(model) as engine:
+        steps = iter(range(3))
+        true_step = engine.step
+        monkeypatch.setattr(engine, "step", lambda: (next(steps), true_step()))
+        with pytest.raises(StopIteration):
+            measure(engine, [[5, 6, 7], [8]], SamplingParams(max_tokens=9, ignore_eos=True), 2)
+        monkeypatch.undo()
+        engine.drain()
+        assert not engine.has_unfinished
 
 
 # --- the command line
@@ -201,6 +226,10 @@ def test_the_command_takes_arms_and_concurrencies_in_a_row(config: str, tmp_path
         (["--arms", "runner.async=true", "runner..async=false"], "--arms runner..async=false: must be KEY=VALUE"),
         (["--arms", "runner.async=true", "runner.async=["], "--arms runner.async=[: YAML error"),
         (["--arms", "runner.async=true", "' "], "CONFIG"),
+        (
+            ["--arms", "runner.async=true", "runner.async=false", "--set", "sampling={n: 3, temperature: 1}"],
+            "sampling.n = 3: a prompt is answered once",
+        ),
     ],
 )
 def test_mistakes_get_a_message(config: str, arguments: list[str], reason: str) -> None:
