@@ -14,6 +14,7 @@ from kernels.rotate import norm_rotate_store
 WARPS = 4
 THREADS = 32 * WARPS
 JOIN_THREADS = 32 * 8
+NORM_THREADS = 32 * 2
 
 _FEW_TILES = 64
 """Tiles of pairs whose blocks are on the GPU at once with twice the warps, which share softmax and combination; no bit changes."""
@@ -45,8 +46,7 @@ class FusedJoins:
         normed, queries = run.scratch.normed[: run.count], 1 + run.k
         residual, delta = self._of(run, place)
         arguments = (normed, residual, run.scratch.projected[: run.count], done.base_kernel, delta, gain)
-        blocks = (run.count, -(-normed.shape[1] // THREADS))
-        run.launch.launch(join_norm, blocks, THREADS, *arguments, run.arrays.shape.rms_norm_eps, queries, run.live)
+        run.launch.launch(join_norm, run.count, NORM_THREADS, *arguments, run.arrays.shape.rms_norm_eps, queries, run.live)
         return normed
 
     def _join(self, run: DraftPass, place: int, done: DraftConvArrays, gain: Array, conv: DraftConvArrays) -> Array:

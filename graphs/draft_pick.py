@@ -6,7 +6,7 @@ from graphs.draft_pass import DraftPass
 from graphs.launch import Array
 from graphs.plain_ops import THREADS, Stripes
 from kernels.argmax import argmax, stripe_argmax
-from kernels.candidates import tile_maxima, top_candidates
+from kernels.candidates import top_candidates
 from kernels.draft_store import store_drafts
 from kernels.gather import gather_rows
 from kernels.head import best_of_stripes
@@ -14,8 +14,6 @@ from kernels.logit_scale import logit_scale
 from kernels.selector import edge_scores, selector_walk
 
 ROW_THREADS = 32
-WARPS = 4
-WARP_THREADS = 32 * WARPS
 RANKING_THREADS = 512
 WALK_THREADS = 256
 
@@ -72,10 +70,9 @@ def _record_selector(run: DraftPass, hidden: Array, logits: Array) -> None:
     assert selector is not None
     assert scratch is not None
     picks, vocab_size = logits.shape[0], run.arrays.shape.vocab_size
-    best, ids, values = scratch.best[:picks], scratch.ids[:picks], scratch.values[:picks]
+    ids, values = scratch.ids[:picks], scratch.values[:picks]
     gate, scores = scratch.gate[:picks], scratch.scores[:picks]
-    launch.launch(tile_maxima, (picks, -(-best.shape[1] // WARPS)), WARP_THREADS, best, logits, vocab_size, live)
-    launch.launch(top_candidates, picks, RANKING_THREADS, ids, values, logits, best, vocab_size, live)
+    launch.launch(top_candidates, picks, RANKING_THREADS, ids, values, logits, vocab_size, live)
     run.product(gate, hidden, selector.projection, live)
     launch.launch(
         edge_scores,

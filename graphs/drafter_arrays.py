@@ -86,7 +86,6 @@ class DraftArrays:
 
 @dataclass(frozen=True)
 class SelectorScratch:
-    best: Array  # [J, stretches of the vocabulary]
     ids: Array  # [J, K]
     values: Array  # [J, K]
     gate: Array  # [J, rank]

@@ -9,19 +9,18 @@ from dataclasses import dataclass
 from graphs.arrays import ModelArrays, Scratch, SlotState, StepArrays
 from graphs.key import GraphKey
 from graphs.launch import Array, Launcher
-from kernels.candidates import tile_maxima, top_candidates
+from kernels.candidates import top_candidates
 from kernels.head import gather_norm
 from kernels.logprobs import publish_logprobs
 
 THREADS = 256
-TILES_PER_BLOCK = 8
+RANKING_THREADS = 512
 
 
 @dataclass(frozen=True)
 class LogprobScratch:
     """Means nothing between steps. K = kernels.logprobs.MAX_LOGPROBS."""
 
-    tile_best: Array  # int32 [J, tiles] largest logit of each stretch of columns
     top_ids: Array  # int32 [J, K]
     top_values: Array  # float32 [J, K]
 
@@ -56,9 +55,8 @@ class PromptRows:
 def record_best(launch: Launcher, scratch: LogprobScratch, logits: Array, vocab_size: int, live: Array) -> tuple[Array, Array]:
     """Record the ids and logits of the most likely tokens of each row."""
     rows = logits.shape[0]
-    best, ids, values = scratch.tile_best[:rows], scratch.top_ids[:rows], scratch.top_values[:rows]
-    launch.launch(tile_maxima, (rows, -(-best.shape[1] // TILES_PER_BLOCK)), THREADS, best, logits, vocab_size, live)
-    launch.launch(top_candidates, rows, THREADS, ids, values, logits, best, vocab_size, live)
+    ids, values = scratch.top_ids[:rows], scratch.top_values[:rows]
+    launch.launch(top_candidates, rows, RANKING_THREADS, ids, values, logits, vocab_size, live)
     return ids, values
 
 

@@ -7,19 +7,61 @@ the rows are read once for each group. Kernels of two taps alone, as every publi
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from kernels.lang import cuda, device_function, f32, i32, kernel
+from kernels.lang import SIMULATED, cuda, device_function, f32, i32, kernel
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_storage import narrow, widen
-from kernels.lang_warp import lane, warp_size, warp_sum
+from kernels.lang_warp import lane, primitive, warp_size, warp_sum
 from kernels.project import divide
+
+if not SIMULATED:
+    import kernels.block_join_gpu as block_join_gpu
 
 TAPS = 2
 
 MAX_QUERIES = 64
 """Rows of a block of masks."""
 
-_KERNELS = 4 * MAX_QUERIES
+_KERNELS = 2 * MAX_QUERIES
+
+_GROUP = 32
+"""Channels of a group whose rows fit into shared memory."""
+
+_VALUES = MAX_QUERIES * _GROUP
+
+_WIDTH = 1024
+"""Channels of a row that a warp has at once on a GPU."""
+
+
+def _gpu_join(total: Any, out: Any, delta: Any, residual: Any, added: Any, *rest: Any) -> Any:
+    return block_join_gpu.JOIN.get(str(rest[4].dtype))
+
+
+@primitive(lambda: None if SIMULATED else block_join_gpu.yes)
+def has_wide_rows():
+    """Are `wide_join` and `wide_norm` there?"""
+    return False
+
+
+@primitive(_gpu_join)
+def wide_join(
+    total, out, delta, residual, added, done_kernel, done_delta, gain, base_kernel, projection, eps, joins, queries, num_requests,
+    kernels, scale, values,
+):  # fmt: skip
+    """What `join_groups` does, on a GPU where `wide_rows` fit; nothing elsewhere."""
+
+
+@primitive(lambda *types: None if SIMULATED else block_join_gpu.norm_form)
+def wide_norm(out, residual, added, done_kernel, done_delta, gain, eps, queries, num_tokens):
+    """What `norm_rows` does, on a GPU where `wide_rows` fit; nothing elsewhere."""
+
+
+@device_function
+def wide_rows(width, groups):
+    """Do rows of so many channels suit the forms of a GPU: at most four octets a lane, none of them in two groups?"""
+    size = divide(width, groups)
+    return width <= i32(_WIDTH) and size <= i32(_GROUP) and size & i32(7) == i32(0)
 
 
 @device_function
@@ -33,48 +75,12 @@ def joined(residual, added, done_kernel, done_delta, joins, row, inside, c, grou
     return value
 
 
-@kernel(writes=("total", "out", "delta"), overlap=True)
-def join_conv(
-    total,
-    out,
-    delta,
-    residual,
-    added,
-    done_kernel,
-    done_delta,
-    gain,
-    base_kernel,
-    projection,
-    eps,
-    joins,
-    queries,
-    num_requests,
-):
-    """total = residual + conv(side 1, added); y = RMSNorm(total) * gain; delta = y @ projection.T; out = conv(side 0, y).
-
-    conv(side, z)[row, c] = sum over s <= min(1, i) of (base[side, s, c] + delta[row, side, s, c's group]) * z[row - s, c], with
-    i = row % queries; side 1 of `added` has the kernels of the convolution before: done_kernel and done_delta.
-
-    Args:
-        total: float32 [R * Q, H], not `residual`.
-        out: [R * Q, H], any storage type.
-        delta: float32 [R * Q, 4 * G], not `done_delta`: side and tap, then group; H / G channels a group.
-        residual: float32 [R * Q, H].
-        added: float32 [R * Q, H], what the last sublayer yielded; not read where `joins` is 0.
-        done_kernel: float32 [2, 2, H];  done_delta: float32 [R * Q, 4 * G]: not read where `joins` is 0.
-        gain: float32 [H].
-        base_kernel: float32 [2, 2, H].
-        projection: [4 * G, H], any storage type.
-        eps: float32.
-        joins: int32, 0 before the first sublayer, else 1.
-        queries: int32, Q <= MAX_QUERIES.
-        num_requests: int32 [1], live requests.
-
-    Launch: grid (groups, requests), about a warp a row. Block (g, r) owns the channels of group g of request r, in all outputs;
-    barriers are reached by all its threads. Safe under capture, and idempotent. Oracle: oracle_dflash.join_conv.
-    """
-    kernels = cuda.shared.array(_KERNELS, f32)
-    scale = cuda.shared.array(MAX_QUERIES, f32)
+@device_function
+def join_groups(
+    total, out, delta, residual, added, done_kernel, done_delta, gain, base_kernel, projection, eps, joins, queries, num_requests,
+    kernels, scale,
+):  # fmt: skip
+    """`join_conv` for any shape."""
     wait_for_launches()
     let_next_launch_start()
     width, groups = i32(residual.shape[1]), i32(delta.shape[1] // 4)
@@ -129,18 +135,64 @@ def join_conv(
         request += i32(cuda.gridDim.y)
 
 
-@kernel(writes=("out",), overlap=True)
-def join_norm(out, residual, added, done_kernel, done_delta, gain, eps, queries, num_tokens):
-    """out = RMSNorm(residual + conv(side 1, added)) * gain, behind the last sublayer: `join_conv` without what follows.
+@kernel(writes=("total", "out", "delta"), overlap=True)
+def join_conv(
+    total,
+    out,
+    delta,
+    residual,
+    added,
+    done_kernel,
+    done_delta,
+    gain,
+    base_kernel,
+    projection,
+    eps,
+    joins,
+    queries,
+    num_requests,
+):
+    """total = residual + conv(side 1, added); y = RMSNorm(total) * gain; delta = y @ projection.T; out = conv(side 0, y).
+
+    conv(side, z)[row, c] = sum over s <= min(1, i) of (base[side, s, c] + delta[row, side, s, c's group]) * z[row - s, c], with
+    i = row % queries; side 1 of `added` has the kernels of the convolution before: done_kernel and done_delta.
 
     Args:
+        total: float32 [R * Q, H], not `residual`.
         out: [R * Q, H], any storage type.
-        residual, added, done_kernel, done_delta, gain, eps, queries: as in `join_conv`.
-        num_tokens: int32 [1], live rows.
+        delta: float32 [R * Q, 4 * G], not `done_delta`: side and tap, then group; H / G channels a group.
+        residual: float32 [R * Q, H].
+        added: float32 [R * Q, H], what the last sublayer yielded; not read where `joins` is 0.
+        done_kernel: float32 [2, 2, H];  done_delta: float32 [R * Q, 4 * G]: not read where `joins` is 0.
+        gain: float32 [H].
+        base_kernel: float32 [2, 2, H].
+        projection: [4 * G, H], any storage type.
+        eps: float32.
+        joins: int32, 0 before the first sublayer, else 1.
+        queries: int32, Q <= MAX_QUERIES.
+        num_requests: int32 [1], live requests.
 
-    Launch: grid (rows, n), a warp a slice of a row, n * warps slices: each sums the squares of the whole row. A warp owns its
-    slice. No barrier; safe under capture, and idempotent. Oracle: oracle_dflash.join_norm.
+    Launch: grid (groups, requests), about a warp a row. Block (g, r) owns the channels of group g of request r, in all outputs;
+    barriers are reached by all its threads. Safe under capture, and idempotent. Oracle: oracle_dflash.join_conv.
     """
+    kernels = cuda.shared.array(_KERNELS, f32)
+    scale = cuda.shared.array(MAX_QUERIES, f32)
+    values = cuda.shared.array(_VALUES, f32)
+    if has_wide_rows() and wide_rows(i32(residual.shape[1]), i32(delta.shape[1] // 4)):
+        wide_join(
+            total, out, delta, residual, added, done_kernel, done_delta, gain, base_kernel, projection, eps, joins, queries,
+            num_requests, kernels, scale, values,
+        )  # fmt: skip
+    else:
+        join_groups(
+            total, out, delta, residual, added, done_kernel, done_delta, gain, base_kernel, projection, eps, joins, queries,
+            num_requests, kernels, scale,
+        )  # fmt: skip
+
+
+@device_function
+def norm_rows(out, residual, added, done_kernel, done_delta, gain, eps, queries, num_tokens):
+    """`join_norm` for any shape."""
     wait_for_launches()
     let_next_launch_start()
     width, groups = i32(residual.shape[1]), i32(done_delta.shape[1] // 4)
@@ -162,3 +214,21 @@ def join_norm(out, residual, added, done_kernel, done_delta, gain, eps, queries,
             out[row, i] = narrow(value * shrink * gain[i], out)
             i += i32(cuda.gridDim.y * warps * warp_size())
         row += i32(cuda.gridDim.x)
+
+
+@kernel(writes=("out",), overlap=True)
+def join_norm(out, residual, added, done_kernel, done_delta, gain, eps, queries, num_tokens):
+    """out = RMSNorm(residual + conv(side 1, added)) * gain, behind the last sublayer: `join_conv` without what follows.
+
+    Args:
+        out: [R * Q, H], any storage type.
+        residual, added, done_kernel, done_delta, gain, eps, queries: as in `join_conv`.
+        num_tokens: int32 [1], live rows.
+
+    Launch: grid (rows, n), a warp a slice of a row, n * warps slices: each sums the squares of the whole row. A warp owns its
+    slice. No barrier; safe under capture, and idempotent. Oracle: oracle_dflash.join_norm.
+    """
+    if has_wide_rows() and wide_rows(i32(residual.shape[1]), i32(done_delta.shape[1] // 4)):
+        wide_norm(out, residual, added, done_kernel, done_delta, gain, eps, queries, num_tokens)
+    else:
+        norm_rows(out, residual, added, done_kernel, done_delta, gain, eps, queries, num_tokens)

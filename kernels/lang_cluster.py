@@ -68,6 +68,21 @@ def _read(space: str) -> Any:
 _read_cluster, _read_block = _read("shared::cluster"), _read("shared")
 
 
+@intrinsic
+def _element_of_block(typingctx, array, place, rank):
+    def codegen(context, builder, sig, args):
+        view = context.make_array(sig.args[0])(context, builder, args[0])
+        own = builder.ptrtoint(builder.gep(view.data, [args[1]]), ir.IntType(64))
+        text = (
+            "{ .reg .u64 t; .reg .u32 a; cvta.to.shared.u64 t, $1; cvt.u32.u64 a, t; mapa.shared::cluster.u32 a, a, $2; "
+            "ld.shared::cluster.s32 $0, [a]; }"
+        )
+        kind = ir.FunctionType(_WORD, [ir.IntType(64), _WORD])
+        return builder.call(ir.InlineAsm(kind, text, "=r,l,r,~{memory}", side_effect=True), [own, args[2]])
+
+    return signature(types.int32, array, types.int32, types.int32), codegen
+
+
 def wait_form():
     _wait()
 
@@ -102,3 +117,11 @@ def own_address_form(address, rank):
 
 def own_read_form(address):
     return _read_block(address)
+
+
+def block_form(array, place, rank):
+    return _element_of_block(array, place, rank)
+
+
+def own_block_form(array, place, rank):
+    return array[place]

@@ -156,20 +156,8 @@ def scale_rows(x: Floats, factor: float, num_tokens: Integers) -> Floats:
     return result
 
 
-def tile_maxima(best: Integers, logits: Floats, vocab_size: int, num_rows: Integers) -> Integers:
-    result, tiles = best.copy(), best.shape[1]
-    stretch = np.arange(vocab_size) // 32 % tiles
-    for row in range(num_rows[0]):
-        bits = logits[row, :vocab_size].view(np.int32).astype(np.int64)
-        order = np.where(bits < 0, -(2**31) - bits, bits)
-        order[np.isnan(logits[row, :vocab_size])] = -(2**31)
-        for tile in range(tiles):
-            result[row, tile] = order[stretch == tile].max(initial=-(2**31))
-    return result
-
-
 def top_candidates(
-    ids: Integers, values: Floats, logits: Floats, best: Integers, vocab_size: int, num_rows: Integers
+    ids: Integers, values: Floats, logits: Floats, vocab_size: int, num_rows: Integers
 ) -> tuple[Integers, Floats]:
     """(ids, values) afterwards."""
     ids, values, count = ids.copy(), values.copy(), ids.shape[1]

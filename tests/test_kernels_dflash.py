@@ -13,7 +13,7 @@ from kernels.block_attention import block_attention
 from kernels.block_conv import block_conv
 from kernels.block_inputs import block_inputs
 from kernels.block_join import join_conv, join_norm
-from kernels.candidates import tile_maxima, tiles_of, top_candidates
+from kernels.candidates import top_candidates
 from kernels.context_store import store_context
 from kernels.draft_store import store_drafts
 from kernels.logit_scale import logit_scale, scale_rows
@@ -350,18 +350,12 @@ def candidates_case(logits: np.ndarray, count: int, k: int, padding: int = 3) ->
     wide = np.full((rows, vocab_size + padding), 1e9, np.float32)  # the padding would win
     wide[:, :vocab_size] = logits
     args = {"logits": poisoned(wide, count), "vocab_size": vocab_size, "num_rows": live(count)}
-    best = oracle.tile_maxima(untouched(rows, tiles_of(vocab_size), dtype=np.int32), **args)
-    return {"ids": untouched(rows, k, dtype=np.int32), "values": untouched(rows, k), "best": best, **args}
+    return {"ids": untouched(rows, k, dtype=np.int32), "values": untouched(rows, k), **args}
 
 
 def check_candidates(launch: Launch, args: dict) -> None:
     ids, values = oracle.top_candidates(**args)
     launch.check(top_candidates, args, {"ids": ids, "values": values}, rtol=0, atol=0)
-
-
-def check_tiles(launch: Launch, args: dict) -> None:
-    inputs = {name: args[name] for name in ("logits", "vocab_size", "num_rows")}
-    launch.check(tile_maxima, {"best": untouched(*args["best"].shape, dtype=np.int32), **inputs}, {"best": args["best"]})
 
 
 def hard_rows(width: int) -> np.ndarray:
@@ -378,13 +372,6 @@ def hard_rows(width: int) -> np.ndarray:
     logits[7, 3:] = -np.inf
     logits[8] = np.linspace(3, -3, width)  # all of the best in one stretch
     return logits
-
-
-@WARP_LAUNCHES
-@pytest.mark.parametrize("width", [1, 511, 513, 1100])
-def test_tile_maxima(launch: Launch, width: int) -> None:
-    logits = hard_rows(1100)[:, -width:]
-    check_tiles(launch, candidates_case(logits, 8, 1))
 
 
 @warps((1, 1), (3, 3), (1, 16))
@@ -414,10 +401,8 @@ def test_top_candidates_with_many_ties(data: st.DataObject) -> None:
     check_candidates(Launch("cpu"), candidates_case(logits, 2, min(width, 9)))
 
 
-def test_top_candidates_of_a_vocabulary_beyond_a_thousand_stretches() -> None:
-    args = candidates_case(floats(14, 2, 600_000), 2, 16)
-    check_tiles(Launch("cpu"), args)
-    check_candidates(Launch("cpu"), args)
+def test_top_candidates_of_a_large_vocabulary() -> None:
+    check_candidates(Launch("cpu"), candidates_case(floats(14, 2, 600_000), 2, 16))
 
 
 def lattice(picks: int = 3, count: int = 4, rank: int = 5, vocab_size: int = 11, storage: str = "float32") -> dict:

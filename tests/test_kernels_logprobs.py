@@ -28,7 +28,7 @@ def case() -> dict[str, Any]:
     logits[1, [4, 9]] = 30  # two best
     logits[2, 5] = np.nan
     top_ids, top_values = np.zeros((11, MAX_LOGPROBS), np.int32), np.zeros((11, MAX_LOGPROBS), np.float32)
-    top_ids, top_values = top_candidates(top_ids, top_values, logits, np.zeros((11, 1), np.int32), VOCAB, live(11))
+    top_ids, top_values = top_candidates(top_ids, top_values, logits, VOCAB, live(11))
     return {
         "outcome": untouched(1, 6, 3, LOGPROB_FIELDS, dtype=np.int32),
         "logits": logits,

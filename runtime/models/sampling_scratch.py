@@ -10,7 +10,6 @@ from graphs.logits_processing import stripes_of as processing_stripes
 from graphs.logprobs import LogprobRecorder, LogprobScratch, PromptLogprobRecorder
 from graphs.sampled_step import MOST_TILES, Sampler, Verification, stripes_of
 from graphs.sampling_state import DraftDistribution, FilterScratch, SamplingScratch, VerificationScratch
-from kernels.candidates import tiles_of
 from kernels.logprobs import MAX_LOGPROBS
 from kernels.process_filter import BUCKETS, FOUND, MEMBERS
 from runtime.device import Device
@@ -68,7 +67,6 @@ def build_logprobs(
     """Log probabilities of emitted tokens and of prompts, with the arrays that they share."""
     rows, vocab_size = sizes.num_logits, model.shape.vocab_size
     logprobs = LogprobScratch(
-        tile_best=device.array("logprob_tile_best", (rows, tiles_of(vocab_size)), np.int32),
         top_ids=device.array("logprob_top_ids", (rows, MAX_LOGPROBS), np.int32),
         top_values=device.array("logprob_top_values", (rows, MAX_LOGPROBS), np.float32),
     )

@@ -19,7 +19,6 @@ from graphs.drafter_arrays import (
 from graphs.executor import widened
 from graphs.launch import Array
 from graphs.sampling_state import DraftDistribution
-from kernels.candidates import tiles_of
 from runtime.checkpoint.random_tensor import ConstantMemory
 from runtime.checkpoint.weights import STORAGE, WeightDtype
 from runtime.device import Device
@@ -152,7 +151,6 @@ def allocate_draft_scratch(device: Device, spec: DraftSpec, sizes: StepSizes, dt
         conv_delta = activations("conv_delta", queries, 2 * spec.conv_kernel_size * groups)
         count = spec.selector_top_k
         selector = SelectorScratch(
-            best=integers("candidate_tiles", picks, tiles_of(spec.vocab_size)),
             ids=integers("candidate_ids", picks, count),
             values=activations("candidate_values", picks, count),
             gate=activations("selector_gate", picks, spec.selector_rank),
