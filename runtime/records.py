@@ -1,7 +1,7 @@
 """Records of measurements: YAML files that claim no more than their axes hold, and that know which sources they speak of.
 
 A record is refused when its verdict is not the one that its values and floors hold, or when its workload was changed later. It is
-stale when a source file that it names has changed since: the digest of the files decides, with or without git.
+stale when the code of a source file that it names has changed since: its digest decides, with or without git.
 """
 
 from __future__ import annotations
@@ -20,23 +20,30 @@ from runtime.config_file import read_yaml
 from runtime.errors import ConfigError
 from runtime.gates.verdict import Axis, GateReport, Verdict
 from runtime.machine import ROOT, portable
+from runtime.source_digest import sources_digest
 
 RECORDS = ROOT / "docs" / "records"
 STEP_SOURCES = (
     "kernels/*.py",
     "graphs/*.py",
+    "runtime/admissions.py",
     "runtime/batch.py",
     "runtime/cuda_*.py",
+    "runtime/detokenizer.py",
+    "runtime/draft_lengths.py",
+    "runtime/early_start.py",
     "runtime/engine.py",
     "runtime/generation.py",
     "runtime/landing.py",
     "runtime/mirror*.py",
     "runtime/models/*.py",
     "runtime/plan.py",
-    "runtime/runner.py",
-    "runtime/scheduler.py",
+    "runtime/repeated_copies.py",
+    "runtime/runner*.py",
+    "runtime/scheduler*.py",
+    "runtime/speculators/*.py",
     "runtime/staging.py",
-    "runtime/step_buffers.py",
+    "runtime/step_*.py",
 )
 """What decides how long a step takes."""
 
@@ -84,7 +91,7 @@ class Record:
             portable(facts),
             command,
             tuple(sources),
-            sources_digest(sources),
+            sources_digest(sources, ROOT),
         )
 
     @property
@@ -97,8 +104,8 @@ class Record:
 
     @property
     def stale(self) -> bool:
-        """A source file that the record speaks of has changed, appeared or gone since it was written."""
-        return sources_digest(self.sources) != self.digest
+        """Code that the record speaks of has changed, appeared or gone since it was written; its comments may change."""
+        return sources_digest(self.sources, ROOT) != self.digest
 
     def write(self, folder: Path) -> Path:
         """Into a new file of its own, named by date, record and workload. Raises ConfigError: it cannot be written."""
@@ -166,15 +173,6 @@ def read_records(folder: Path) -> list[tuple[Path, Record]]:
     if not folder.is_dir():
         raise ConfigError(f"records = {folder}: no such folder")
     return [(path, Record.read(path)) for path in sorted(folder.glob("*.yaml"), key=lambda path: path.stem)]
-
-
-def sources_digest(patterns: Sequence[str], root: Path = ROOT) -> str:
-    """SHA-256 over the names and the contents of the files that match, in order of their names."""
-    files = sorted({path for pattern in patterns for path in root.glob(pattern) if path.is_file()})
-    digest = hashlib.sha256()
-    for path in files:
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + _digest(path.read_bytes()).encode() + b"\0")
-    return digest.hexdigest()
 
 
 def render_records(records: Sequence[tuple[Path, Record]]) -> str:

@@ -15,7 +15,8 @@ from runtime import records
 from runtime.cli import app
 from runtime.errors import ConfigError
 from runtime.gates.verdict import Axis, GateReport, Verdict
-from runtime.records import Record, read_records, render_records, sources_digest
+from runtime.records import STEP_SOURCES, Record, read_records, render_records
+from runtime.source_digest import code_of, sources_digest
 
 BUSY = Axis("busy, graph mode", 98.5, 98.0, "percent of the window, an upper bound")
 UNDER = Axis("TPOT at concurrency 1", None, 0.02, "equal arms differ by up to 2.00 %", Verdict.UNDER_FLOOR)
@@ -110,7 +111,7 @@ def test_a_record_is_stale_once_a_source_changes_appears_or_goes(tmp_path: Path,
     sources.mkdir()
     (sources / "a.py").write_text("x = 1\n")
     patterns = ("kernels/*.py",)
-    monkeypatch.setattr(records, "sources_digest", lambda patterns: sources_digest(patterns, tmp_path))
+    monkeypatch.setattr(records, "sources_digest", lambda patterns, root: sources_digest(patterns, tmp_path))
     fresh = record(sources=patterns, digest=sources_digest(patterns, tmp_path))
     assert not fresh.stale
     (tmp_path / "other.py").write_text("")
@@ -119,11 +120,48 @@ def test_a_record_is_stale_once_a_source_changes_appears_or_goes(tmp_path: Path,
     assert fresh.stale
     (sources / "a.py").write_text("x = 1\n")
     assert not fresh.stale
+    (sources / "a.py").write_text('"""What it is."""\n\nx = 1  # the reason\n')
+    assert not fresh.stale
     (sources / "b.py").write_text("")
     assert fresh.stale
     (sources / "b.py").unlink()
     (sources / "a.py").rename(sources / "c.py")
     assert fresh.stale
+
+
+SOURCE = '''"""A module.
+
+Two lines."""
+# ä comment
+import os  # why
+
+
+class A:
+    """Docstring with 'quotes' and # no comment."""
+
+    x: int = 1
+    """Below an attribute."""
+
+    def f(self, text="# no comment"):
+        """ä""" ; y = "ü"  # trailing
+        return f"{text} # none"
+'''
+CODE = '''import os
+class A:
+    x: int = 1
+    def f(self, text="# no comment"):
+         ; y = "ü"
+        return f"{text} # none"'''
+
+
+def test_code_is_what_is_left_without_comments_docstrings_and_blank_lines() -> None:
+    assert code_of(SOURCE) == CODE
+    assert code_of("def f(:\n  # broken\n") == "def f(:\n  # broken\n"
+    assert code_of("x = 1\n") != code_of("x = 2\n")
+
+
+def test_every_pattern_of_the_step_finds_sources() -> None:
+    assert [pattern for pattern in STEP_SOURCES if not list(records.ROOT.glob(pattern))] == []
 
 
 def test_the_table_shows_verdicts_figures_and_staleness(tmp_path: Path) -> None:
