@@ -1,8 +1,9 @@
 """The fused set of operations: a decoder block in six launches, norms and residual additions inside the products.
 
-For few rows: a product reads its weights once for every sixteen. The order in which a row's numbers are added up is fixed by the
-model's shape alone (kernels/tile.py, kernels/attend_step.py), so what a row yields never depends on the batch: recorded for every
-step, this set is `numerics: batch_invariant`.
+For few rows: a product reads its weights once for every eight. Where a product is the library's, what ours would have done besides
+it is a launch of its own (kernels/behind_product.py). In ours the order in which a row's numbers are added up is fixed by the
+model's shape alone (kernels/tile.py, kernels/attend_step.py), so what a row yields never depends on the batch: without the library,
+recorded for every step, this set is `numerics: batch_invariant`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from graphs.launch import Array
 from graphs.ops import AttentionOps, ForwardPass
 from graphs.plain_ops import Stripes, norm_threads, record_argmax
 from kernels.attend_step import MAX_HEAD_DIM
+from kernels.behind_product import EIGHT, add_squares, norm_swiglu
 from kernels.bias import add_bias
 from kernels.head import best_of_stripes, gather_norm, project_argmax
 from kernels.project import (
@@ -31,6 +33,9 @@ from kernels.rmsnorm import rms_norm
 from kernels.tile import CHUNK, TILE_ROWS
 
 THREADS = 128
+
+_BEHIND_THREADS = 64
+"""Of a block behind a library's product: few, so that a row is shared by many multiprocessors."""
 
 _LARGE_BYTES = 8 << 20
 """16-bit weights of a product from which a tile is sixteen weight rows: below, more blocks of eight fill the GPU better."""
@@ -138,13 +143,14 @@ class FusedOps:
         scratch: sized for the largest step.
         attention_ops: how attention is computed.
         stripes: the head is the library's product, with this scratch for the argmax behind it; None: our own.
-        layouts: of products by name (`layouts_of`) where another than the usual one was measured faster.
+        layouts: of products by name (`layouts_of`) where another than the usual one was measured faster; None: the library's
+            product is faster.
     """
 
     scratch: FusedScratch
     attention_ops: AttentionOps
     stripes: Stripes | None = None
-    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    layouts: Mapping[str, Layout | None] = field(default_factory=dict)
 
     def embed(self, run: ForwardPass, norm: Array) -> None:
         tokens, written = run.num_tokens, self._residual_and_norm(run)
@@ -154,11 +160,16 @@ class FusedOps:
 
     def attention_inputs(self, run: ForwardPass, layer: LayerArrays) -> None:
         tokens, qkv = run.num_tokens, run.scratch.qkv[: run.num_tokens]
-        layout = self._layout("qkv", layer.qkv)
-        threads, eps = 32 * (layout.warps + 1), run.model.shape.rms_norm_eps
-        arguments = (qkv, *self._product_input(run), layer.qkv, eps, self._scaled(run), layout.parts, run.live)
-        kernel = norm_project if layout.slabs == 1 else norm_project_two
-        run.launch.launch(kernel, layout.grid, threads, *arguments)
+        layout, eps = self._layout("qkv", layer.qkv), run.model.shape.rms_norm_eps
+        if layout is None:
+            if not self._scaled(run):
+                self._norm(run, layer.input_norm)
+            run.launch.matmul(qkv, run.scratch.normed[:tokens], layer.qkv, run.live)
+        else:
+            threads = 32 * (layout.warps + 1)
+            arguments = (qkv, *self._product_input(run), layer.qkv, eps, self._scaled(run), layout.parts, run.live)
+            kernel = norm_project if layout.slabs == 1 else norm_project_two
+            run.launch.launch(kernel, layout.grid, threads, *arguments)
         if layer.qkv_bias is not None:
             run.launch.launch(add_bias, tokens, THREADS, qkv, layer.qkv_bias, run.live)
 
@@ -176,6 +187,13 @@ class FusedOps:
         """Residual -> norm -> scratch.activated."""
         activated, eps = run.scratch.activated[: run.num_tokens], run.model.shape.rms_norm_eps
         layout = self._layout("gate_up", layer.gate_up)
+        if layout is None:
+            normed, squares = self._product_input(run)
+            gate_up = run.scratch.gate_up[: run.num_tokens]
+            run.launch.matmul(gate_up, normed, layer.gate_up, run.live)
+            behind = (activated, gate_up, squares, normed.shape[1], eps, self._scaled(run), run.live)
+            run.launch.launch(norm_swiglu, _behind_grid(activated), _BEHIND_THREADS, *behind)
+            return
         threads = 32 * (layout.warps + 1)
         arguments = (
             activated,
@@ -215,14 +233,18 @@ class FusedOps:
     def _product_input(self, run: ForwardPass) -> tuple[Array, Array]:
         return self._residual_and_norm(run)[1:]
 
-    def _layout(self, name: str, weight: Array) -> Layout:
-        return self.layouts.get(name) or layouts_of(name, *weight.shape)[0]
+    def _layout(self, name: str, weight: Array) -> Layout | None:
+        return self.layouts[name] if name in self.layouts else layouts_of(name, *weight.shape)[0]
 
     def _project_residual(self, run: ForwardPass, name: str, x: Array, weight: Array, norm: Array) -> None:
-        layout = self._layout(name, weight)
-        arguments = (*self._residual_and_norm(run), x, weight, norm, layout.parts, run.live)
-        kernel = project_residual if layout.slabs == 1 else project_residual_two
-        run.launch.launch(kernel, layout.grid, 32 * layout.warps, *arguments)
+        layout, written = self._layout(name, weight), self._residual_and_norm(run)
+        if layout is None:
+            projected = run.scratch.projected[: run.num_tokens]
+            run.launch.matmul(projected, x, weight, run.live)
+            run.launch.launch(add_squares, _behind_grid(projected), _BEHIND_THREADS, *written, projected, norm, run.live)
+        else:
+            kernel = project_residual if layout.slabs == 1 else project_residual_two
+            run.launch.launch(kernel, layout.grid, 32 * layout.warps, *written, x, weight, norm, layout.parts, run.live)
         self._norm_in_float16(run, norm)
 
     def _scaled(self, run: ForwardPass) -> int:
@@ -231,6 +253,15 @@ class FusedOps:
     def _norm_in_float16(self, run: ForwardPass, gain: Array) -> None:
         """float16: the residual may leave its range, its norm does not. scratch.normed is then the norm itself."""
         if self._scaled(run):
-            normed, eps = run.scratch.normed[: run.num_tokens], run.model.shape.rms_norm_eps
-            threads = norm_threads(normed.shape[1])
-            run.launch.launch(rms_norm, run.num_tokens, threads, normed, run.residual, gain, eps, run.live)
+            self._norm(run, gain)
+
+    def _norm(self, run: ForwardPass, gain: Array) -> None:
+        """scratch.normed = the norm itself."""
+        normed, eps = run.scratch.normed[: run.num_tokens], run.model.shape.rms_norm_eps
+        threads = norm_threads(normed.shape[1])
+        run.launch.launch(rms_norm, run.num_tokens, threads, normed, run.residual, gain, eps, run.live)
+
+
+def _behind_grid(out: Array) -> tuple[int, int]:
+    """Blocks of a launch behind a library's product, for [T, columns]."""
+    return out.shape[0], -(-out.shape[1] // (EIGHT * _BEHIND_THREADS))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba.cuda import types
+from numba.cuda import cgutils, types
 from numba.cuda.extending import intrinsic
 from numba.cuda.typing import signature
 
@@ -52,6 +52,33 @@ def put_bits(typingctx, array, offset, word):
         return context.get_dummy_value()
 
     return signature(types.void, array, types.int64, types.uint32), codegen
+
+
+@intrinsic
+def put16(typingctx, array, offset, words):
+    """Store four uint32 as the 16 bytes from element `offset` (int64) of a contiguous array on; aligned to 16."""
+
+    def codegen(context, builder, sig, args):
+        pointer = _address(context, builder, sig.args[0], args[0], args[1])
+        vector = ir.Constant(ir.VectorType(_WORD, 4), ir.Undefined)
+        for i, word in enumerate(cgutils.unpack_tuple(builder, args[2], 4)):
+            vector = builder.insert_element(vector, word, ir.Constant(_WORD, i))
+        store = builder.store(vector, builder.bitcast(pointer, ir.PointerType(ir.VectorType(_WORD, 4))))
+        store.align = 16
+        return context.get_dummy_value()
+
+    return signature(types.void, array, types.int64, types.UniTuple(types.uint32, 4)), codegen
+
+
+@intrinsic
+def words_of(typingctx, floats):
+    """Four uint32 from the bits of four float32."""
+
+    def codegen(context, builder, sig, args):
+        words = [builder.bitcast(value, _WORD) for value in cgutils.unpack_tuple(builder, args[0], 4)]
+        return context.make_tuple(builder, sig.return_type, words)
+
+    return signature(types.UniTuple(types.uint32, 4), types.UniTuple(types.float32, 4)), codegen
 
 
 @intrinsic

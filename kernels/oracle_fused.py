@@ -64,6 +64,21 @@ def project_residual(
     return total, _live(normed, num_tokens, total * gain), _live(squares, num_tokens, squares_of(total))
 
 
+def norm_swiglu(
+    out: Floats, gate_up: Floats, squares: Floats, width: int, eps: float, scaled: int, num_tokens: Integers
+) -> Floats:
+    gate, up = np.split(gate_up.astype(np.float64) * _scales(squares, width, eps, scaled), 2, axis=1)
+    return _live(out, num_tokens, gate / (1 + np.exp(-gate)) * up)
+
+
+def add_squares(
+    residual: Floats, normed: Floats, squares: Floats, x: Floats, gain: Floats, num_tokens: Integers
+) -> tuple[Floats, Floats, Floats]:
+    """(residual, normed, squares) afterwards."""
+    total = _live(residual, num_tokens, residual + x.astype(np.float64))
+    return total, _live(normed, num_tokens, total * gain), _live(squares, num_tokens, squares_of(total))
+
+
 def rotate_store(
     query: Floats,
     k_cache: Floats,

@@ -28,7 +28,7 @@ from tests.test_bench_kernels import tiny
 
 KEY = {"device": "a GPU", "rows": [1, 8]}
 FIRST = {"down": 0, "gate_up": 0, "out": 0, "qkv": 0}
-MEASURED = Measured([1, 8], [10.0, 30.0], [20.0, 20.0], [5.0, 5.0], [4.0, 6.0], [FIRST | {"qkv": 2}, FIRST])
+MEASURED = Measured([1, 8], [10.0, 30.0], [20.0, 20.0], [5.0, 5.0], [4.0, 6.0], [FIRST | {"qkv": 2, "gate_up": 4}, FIRST])
 SIZES = StepSizes(2, 7, 64, 16, 16, 1)
 
 
@@ -105,6 +105,8 @@ def test_each_row_count_gets_what_was_fastest() -> None:
     assert isinstance(eight, HeadOps)
     assert isinstance(one.layers, FusedOps)
     assert one.layers.layouts["qkv"] == layouts_of("qkv", 6144, 4096)[2] != layouts_of("qkv", 6144, 4096)[0]
+    assert one.layers.layouts["gate_up"] is None
+    assert one.layers.layouts["out"] == layouts_of("out", 6144, 4096)[0]
     assert eight.layers is library
     assert isinstance(one.head, FusedOps)
     assert isinstance(eight.head, FusedOps)
@@ -112,7 +114,7 @@ def test_each_row_count_gets_what_was_fastest() -> None:
     assert eight.head.stripes is None
     assert table.for_rows(8) is eight
     assert table.for_rows(9) is library
-    assert said == "measured, layers + head up to so many rows: 1 fused + library, 8 library + fused; library above"
+    assert said == "measured, layers + head up to so many rows: 1 fused but gate_up + library; 8 library + fused; library above"
 
 
 def test_a_second_start_remembers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -140,8 +142,10 @@ def test_a_second_start_remembers(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     scratch = allocate_scratch(device, spec, SIZES, "bfloat16")
     device.upload(scratch.residual, np.ones(scratch.residual.shape, np.float32))
     first = OpsChooser(device, model, scratch)(fused, library)
-    assert runs == ["fused_layers", "library_layers", "fused_head", "library_head"] * 5  # 1, 2, 4, 8 and 16 rows
+    forms = [f"{name} {place}" for name in ("down", "gate_up", "out", "qkv") for place in (0, 1)]  # ours, and the library's
+    whole = ["fused_layers", "library_layers", "fused_head", "library_head"]
+    assert runs == (forms + whole) * 5  # 1, 2, 4, 8 and 16 rows
     again: tuple[OpTable, str] = OpsChooser(device, model, scratch)(fused, library)
-    assert len(runs) == 20
+    assert len(runs) == 60
     assert again == first
     assert "16 fused + fused" in first[1]

@@ -57,6 +57,21 @@ def test_products(storage: str, rows: int, outputs: int, depth: int, part: int, 
     assert (np.delete(found, part, axis=0) == -7).all()
 
 
+@pytest.mark.parametrize("storage", ["float32", "bfloat16"])
+def test_eight_neighbours(storage: str) -> None:
+    """Each column where it belongs, its neighbours untouched, rounded as kernels/lang_storage.py rounds."""
+    module, values = gpu_module("lang_eight_gpu", Warp()), floats(5, 3, 24) * 100
+    array = stored(values, storage)
+    kind = str(array.dtype)
+    np.testing.assert_array_equal(module.READ[kind](array, np.int32(2), np.int32(8)), widened(array)[2, 8:16])
+    np.testing.assert_array_equal(module.READ_FLAT[kind](array[1], np.int32(16)), widened(array)[1, 16:])
+    written = np.zeros_like(array)
+    module.WRITE[kind](written, np.int32(1), np.int32(8), tuple(values[1, 8:16]))
+    expected = np.zeros_like(array)
+    expected[1, 8:16] = array[1, 8:16]
+    np.testing.assert_array_equal(written, expected)
+
+
 TABLES = np.array([[3, -1, -1, -1], [5, 2, 7, 0]], np.int32)
 WIDTH = 64
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from graphs.ops import OpTable
 from graphs.plain_ops import PagedAttention, PlainOps
 from graphs.step_attention import cluster_blocks, pair_tiles
 from graphs.transformer import DecoderTarget
+from runtime import assembly
 from runtime.engine import Engine
 from runtime.errors import ConfigError
 from runtime.sampling import SamplingParams
@@ -48,6 +50,35 @@ def target_of(engine: Engine) -> DecoderTarget:
     target = engine.runner._target  # type: ignore[attr-defined]
     assert isinstance(target, DecoderTarget)
     return target
+
+
+def use_library(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Engines that open from now on have the fused set with these products of the library."""
+    build = assembly.build_ops
+
+    def build_with_library(*args: Any, **options: Any) -> tuple[OpTable, str]:
+        table, said = build(*args, **options)
+        ((rows, fused),) = table.few
+        assert isinstance(fused, FusedOps)
+        return replace(table, few=((rows, replace(fused, layouts=dict.fromkeys(names))),)), said
+
+    monkeypatch.setattr(assembly, "build_ops", build_with_library)
+
+
+@pytest.mark.parametrize("names", [("qkv",), ("out", "gate_up"), ("down", "gate_up"), ("qkv", "out", "gate_up", "down")], ids=str)
+@pytest.mark.parametrize("name", ["qwen2-bias", "qwen3-head-norm"])
+def test_products_of_the_library_yield_the_same(
+    models: Callable[[str], TinyModel], monkeypatch: pytest.MonkeyPatch, name: str, names: tuple[str, ...]
+) -> None:
+    model = models(name)
+    use_library(monkeypatch, *names)
+    with open_tiny(model.path, graphs__ops="fused", runner__async=False) as engine:
+        ops = target_of(engine).ops.for_rows(1)
+        assert isinstance(ops, FusedOps)
+        assert list(ops.layouts) == list(names)
+        watcher = Watcher(engine, model)
+        watcher.run(PROMPTS, max_tokens=6)
+    assert watcher.kinds["decode"] > 0
 
 
 @pytest.mark.parametrize("numerics", ["fast", "batch_invariant"])
@@ -114,13 +145,17 @@ def test_fused_and_plain_agree_in_sixteen_bits(
     """A CPU refuses 16-bit models only because it is slow with them; here it stands in for the GPU."""
     monkeypatch.setattr("runtime.assembly.weight_dtype", lambda config, kind: dtype)
     logits: dict[str, np.ndarray] = {}
-    for ops in ("plain", "fused"):
-        with open_tiny(models("llama-head-64").path, k=0, graphs__ops=ops, runner__async=False) as engine:
+    for ops in ("plain", "fused", "library"):
+        set_of = "plain" if ops == "plain" else "fused"
+        if ops == "library":
+            use_library(monkeypatch, "qkv", "out", "gate_up", "down")
+        with open_tiny(models("llama-head-64").path, k=0, graphs__ops=set_of, runner__async=False) as engine:
             engine.generate([PROMPTS[2]], SamplingParams(max_tokens=1))
             logits[ops] = engine.runner.device.download(target_of(engine).scratch.logits)[0]  # type: ignore[attr-defined]
     scale = np.abs(logits["plain"]).max()
-    difference = np.abs(logits["fused"] - logits["plain"]).max() / scale
-    assert 0 < difference < {"float16": 4e-3, "bfloat16": 3e-2}[dtype]
+    for ops in ("fused", "library"):
+        difference = np.abs(logits[ops] - logits["plain"]).max() / scale
+        assert 0 < difference < {"float16": 4e-3, "bfloat16": 3e-2}[dtype]
 
 
 def test_what_a_machine_without_a_gpu_takes(models: Callable[[str], TinyModel]) -> None:

@@ -10,6 +10,7 @@ import pytest
 from graphs.launch import Grid
 from kernels import oracle_fused as oracle
 from kernels.attend import attend_rows
+from kernels.behind_product import add_squares, norm_swiglu
 from kernels.head import best_of_stripes, gather_norm, project_argmax
 from kernels.lang import MAX_THREADS, SIMULATED, Kernel
 from kernels.project import (
@@ -165,6 +166,49 @@ def test_project_residual(
     residual, normed, squares = oracle.project_residual(**wide_args(args))
     check(launch, kernel, args, {"residual": residual, "squares": squares}, "float32")
     check(launch, kernel, args, {"normed": normed}, storage)
+
+
+BEHIND = pytest.mark.parametrize(
+    ("columns", "count", "capacity"), [(24, 2, 3), (13, 3, 3), (576, 1, 2), (1304, 5, 6), (8, 0, 2)], ids=str
+)
+BEHIND_LAUNCHES = warps(((2, 2), 1), ((1, 3), 2))
+
+
+@BEHIND_LAUNCHES
+@STORAGE
+@SCALED
+@BEHIND
+def test_norm_swiglu(launch: Launch, storage: str, scaled: int, columns: int, count: int, capacity: int) -> None:
+    """The residual has another width than the activation: each has its own tail."""
+    width = columns // 2 + 1
+    squares = oracle.squares_of(floats(51, capacity, width) * 3).astype(np.float32)
+    args = {
+        "out": out_of(storage, capacity, columns),
+        "gate_up": poisoned(floats(52, capacity, 2 * columns) * 4, count),
+        "squares": poisoned(np.full_like(squares, np.nan) if scaled else squares, count),
+        "width": width,
+        "eps": EPS,
+        "scaled": scaled,
+        "num_tokens": live(count),
+    }
+    check(launch, norm_swiglu, args, {"out": oracle.norm_swiglu(**wide_args(args))}, storage)
+
+
+@BEHIND_LAUNCHES
+@STORAGE
+@BEHIND
+def test_add_squares(launch: Launch, storage: str, columns: int, count: int, capacity: int) -> None:
+    args = {
+        "residual": guarded(floats(53, capacity, columns), count),
+        "normed": out_of(storage, capacity, columns),
+        "squares": untouched(capacity, -(-columns // 8)),
+        "x": poisoned(floats(54, capacity, columns), count),
+        "gain": floats(55, columns),
+        "num_tokens": live(count),
+    }
+    residual, normed, squares = oracle.add_squares(**wide_args(args))
+    check(launch, add_squares, args, {"residual": residual, "squares": squares}, "float32")
+    check(launch, add_squares, args, {"normed": normed}, storage)
 
 
 @warps((2, 4), (1, 10))

@@ -214,6 +214,12 @@ def load16(array: np.ndarray, offset: int) -> Words:
     return tuple(array.reshape(-1).view(np.uint8)[start : start + 16].view(np.uint32))
 
 
+def put16(array: np.ndarray, offset: int, words: Words) -> None:
+    """Refuses what `load16` refuses."""
+    load16(array, offset)
+    array.reshape(-1)[int(offset) :].view(np.uint8)[:16] = np.array(words, np.uint32).view(np.uint8)
+
+
 def _pair(dtype: str) -> Callable[[Any, Any], np.uint32]:
     def pair(low: Any, high: Any) -> np.uint32:
         word: np.uint32 = stored(np.array([low, high], np.float32), dtype).view(np.uint32)[0]
@@ -272,6 +278,8 @@ def gpu_module(name: str, warp: Warp, **others: ModuleType) -> ModuleType:
         element=lambda array, offset: array.reshape(-1)[int(offset)],
         early_int=lambda array, offset: array.reshape(-1)[int(offset)],
         put_element=lambda array, offset, value: array.reshape(-1).__setitem__(int(offset), value),
+        put16=put16,
+        words_of=lambda floats: tuple(np.array(floats, np.float32).view(np.uint32)),
         put_bits=lambda array, offset, word: array.reshape(-1).view(np.uint16).__setitem__(int(offset), word & 0xFFFF),
         write2=warp.write2,
         write4=warp.write4,

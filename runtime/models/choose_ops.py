@@ -1,4 +1,5 @@
-"""Which set of operations records a step of so many rows: measured on the GPU that is there, once, and remembered.
+"""Which set of operations, and which form of each of its products, records a step of so many rows: measured on the GPU that is
+there, once, and remembered.
 
 The layers of the model itself are run, as many as outgrow L2, in graphs that take turns; attention, which the sets share, is left
 out. What was measured is kept in the user's cache folder under GPU, driver, shape, type and sources: a second start with the same
@@ -21,7 +22,7 @@ import numpy as np
 
 from graphs.arrays import LayerArrays, ModelArrays, Scratch, SlotState, StepArrays, StepInputs
 from graphs.compile_cache import kernel_cache_dir
-from graphs.fused_ops import FusedOps, layouts_of
+from graphs.fused_ops import FusedOps, Layout, layouts_of
 from graphs.ops import ForwardPass, HeadOps, Ops, OpTable
 from graphs.plain_ops import PlainOps
 from runtime.checkpoint.cache import cache_folder
@@ -33,13 +34,10 @@ ROWS = (1, 2, 4, 8, 16, 32, 64)
 
 TURNS = 5
 
-_LAYOUT_ROWS = (1, 8)
-"""Rows that the layouts of products are measured with; others take those of the next smaller."""
-
 _NAMES = {True: "fused", False: "library"}
 
 PRODUCTS = ["down", "gate_up", "out", "qkv"]
-"""The products of a layer; each may be laid out in more than one way (graphs/fused_ops.py)."""
+"""The products of a layer; each may be laid out in more than one way, or be the library's (graphs/fused_ops.py)."""
 
 _MOST_LAYOUTS = 64
 
@@ -52,7 +50,7 @@ _BYTES = 400_000_000
 @dataclass(frozen=True)
 class Measured:
     """Microseconds of all measured layers without attention, and of the head with its argmax, by set, in the order of `rows`; and
-    which of its layouts each product was fastest in."""
+    which of its forms (`forms_of`) each product was fastest in."""
 
     rows: list[int]
     fused_layers: list[float]
@@ -89,11 +87,16 @@ class Measured:
         return cls(**values)
 
 
+def forms_of(layer: LayerArrays, name: str) -> list[Layout | None]:
+    """The forms of a product to choose from: our layouts, and last the library's product."""
+    return [*layouts_of(name, *getattr(layer, name).shape), None]
+
+
 def laid_out(fused: FusedOps, layer: LayerArrays, places: dict[str, int]) -> FusedOps:
-    """The set with the layouts of these places among those of its products."""
+    """The set with the forms of these places among those of its products."""
     layouts = {}
     for name, place in places.items():
-        known = layouts_of(name, *getattr(layer, name).shape)
+        known = forms_of(layer, name)
         layouts[name] = known[place] if place < len(known) else known[0]
     return replace(fused, layouts=layouts)
 
@@ -105,9 +108,12 @@ def table_of(measured: Measured, fused: FusedOps, library: PlainOps, layer: Laye
     said = []
     for rows, (fused_layers, fused_head), places in zip(measured.rows, measured.fused_best(), measured.layouts, strict=True):
         head = our_head if fused_head else library_head
-        few.append((rows, HeadOps(laid_out(fused, layer, places) if fused_layers else library, head)))
-        said.append(f"{rows} {_NAMES[fused_layers]} + {_NAMES[fused_head]}")
-    return OpTable(library, tuple(few)), f"measured, layers + head up to so many rows: {', '.join(said)}; library above"
+        own = laid_out(fused, layer, places)
+        few.append((rows, HeadOps(own if fused_layers else library, head)))
+        others = ", ".join(name for name, layout in own.layouts.items() if layout is None)
+        but = f" but {others}" if fused_layers and others else ""
+        said.append(f"{rows} {_NAMES[fused_layers]}{but} + {_NAMES[fused_head]}")
+    return OpTable(library, tuple(few)), f"measured, layers + head up to so many rows: {'; '.join(said)}; library above"
 
 
 class OpsChooser:
@@ -157,8 +163,7 @@ class OpsChooser:
         rows = self._rows()
         for count in rows:
             run = self._pass(stream, count, borrowed)
-            if count in _LAYOUT_ROWS or not layouts:
-                places = {name: self._fastest_layout(run, fused, name) for name in PRODUCTS}
+            places = {name: self._fastest_form(run, fused, name) for name in PRODUCTS}
             layouts.append(places)
             own = laid_out(fused, self.model.layers[0], places)
             records: dict[str, Callable[[], None]] = {
@@ -195,13 +200,10 @@ class OpsChooser:
         layer_bytes = sum(getattr(layers[0], name).nbytes for name in names)
         return layers[: max(_FEWEST_LAYERS, -(-_BYTES // layer_bytes))]
 
-    def _fastest_layout(self, run: ForwardPass, fused: FusedOps, name: str) -> int:
-        """Place of the fastest among the layouts of a product."""
-        known = layouts_of(name, *getattr(self.model.layers[0], name).shape)
-        if len(known) == 1:
-            return 0
+    def _fastest_form(self, run: ForwardPass, fused: FusedOps, name: str) -> int:
+        """Place of the fastest among the forms of a product, with all that belongs to it."""
         records: dict[str, Callable[[], None]] = {}
-        for place in range(len(known)):
+        for place in range(len(forms_of(self.model.layers[0], name))):
             ops = laid_out(fused, self.model.layers[0], {name: place})
             records[f"{name} {place}"] = lambda ops=ops: self._products(run, ops, name)  # type: ignore[misc]
         times = list(measure_in_turn(self.device, run.launch, records).values())
