@@ -23,7 +23,7 @@ from runtime.profile.analysis import Analysis
 from runtime.profile.chrome_trace import chrome_trace
 from runtime.profile.collectors import OPENING, Collector, ReplayLog
 from runtime.profile.graph_facts import bytes_read
-from runtime.profile.lanes import lanes_of, middle_steps
+from runtime.profile.lanes import Bar, lanes_of, middle_steps
 from runtime.profile.page import render_page, tick_ns
 from runtime.profile.profile import Profile
 from runtime.profile.table import render_profile
@@ -222,6 +222,12 @@ def test_the_table_of_a_gpu_names_bounds_gaps_and_doubts() -> None:
     assert "doubt its proportions" in text
     assert "10.0 us     1.0 of 20.00 us  norm_project -> attend" in text
     assert "made the whole replay +80.0 us long" in text
+
+
+@pytest.mark.parametrize(("most", "label"), [(40, VERIFY), (19, VERIFY), (18, "verify"), (6, "verify"), (5, ""), (0, "")])
+def test_a_bar_says_as_much_as_fits_into_it(most: float, label: str) -> None:
+    assert Bar(0, 1, VERIFY, "verify").label(most) == label
+    assert Bar(0, 1, "", "verify").label(most) == ""
 
 
 def test_the_trace_file_has_a_lane_for_host_and_device_and_an_arrow_a_replay() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,6 +39,7 @@ FAMILY_COLOURS = {
     "other": "#bab0ac",
     BETWEEN: "#ffffff",
 }
+_FIRST_WORD = re.compile(r"\w+")
 COLOURS = PHASE_COLOURS | GRAPH_COLOURS | FAMILY_COLOURS
 
 
@@ -49,6 +51,11 @@ class Bar:
     end: int
     text: str
     group: str
+
+    def label(self, most: float) -> str:
+        """What fits into so many characters: the text, its first word, or nothing."""
+        short = _FIRST_WORD.match(self.text)
+        return next((text for text in (self.text, short.group() if short else "") if len(text) <= most), "")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from runtime.profile.trace import Mode
 
 WIDTH, LEFT, ROW, PAD = 1400, 170, 34, 8
 LABEL_PIXELS = 7
-"""Of one character in a bar: a text that does not fit is left to the tooltip."""
+"""Of one character in a bar: what does not fit is left to the tooltip."""
 SHOWN_STEPS = {Mode.NODE: 1}
 MOST_STEPS = 3
 
@@ -65,10 +65,10 @@ def _rows(lanes: Sequence[Lane], begin: int, scale: float) -> Iterator[str]:
                 f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{ROW}" fill="{COLOURS.get(bar.group, "#888888")}">'
                 f"<title>{escape(tip)}</title></rect>"
             )
-            if len(bar.text) * LABEL_PIXELS < width:
+            if label := bar.label(width / LABEL_PIXELS):
                 colour = "#333" if bar.group in ("collect", "elementwise") else "#fff"
                 place = f'x="{x + 5:.1f}" y="{y + ROW * 0.62:.0f}"'
-                yield f'<text {place} fill="{colour}" pointer-events="none">{escape(bar.text)}</text>'
+                yield f'<text {place} fill="{colour}" pointer-events="none">{escape(label)}</text>'
 
 
 def _axis(length: int, scale: float, height: int) -> Iterator[str]:

@@ -15,6 +15,8 @@ from runtime.profile.trace import Mode
 INCHES, DPI = 14.0, 110
 LABEL_SHARE = 0.0075
 """Of the axis, for one character in a bar."""
+FEWEST_ROWS = 6
+"""That a panel of bars has room for: one bar alone would fill it."""
 
 
 class NoPictureError(DraftgraphError):
@@ -59,10 +61,10 @@ def _timeline(axes: Any, lanes: Sequence[Lane], begin: int, end: int, title: str
             # The edge keeps what is shorter than a pixel visible.
             drawn = axes.barh(number, width, left=left, color=colour, edgecolor=colour, linewidth=0.4, height=0.72)
             seen.setdefault(bar.group, drawn)
-            if len(bar.text) * LABEL_SHARE < (bar.end - bar.start) / (end - begin):
+            if label := bar.label((bar.end - bar.start) / (end - begin) / LABEL_SHARE):
                 dark = bar.group in ("collect", "elementwise")
                 middle = ((bar.start + bar.end) / 2 - begin) / scale
-                axes.text(middle, number, bar.text, ha="center", va="center", fontsize=8, color="#222" if dark else "white")
+                axes.text(middle, number, label, ha="center", va="center", fontsize=8, color="#222" if dark else "white")
     axes.set_yticks(range(len(lanes)), [lane.name for lane in lanes])
     axes.invert_yaxis()
     axes.set_xlim(0, (end - begin) / scale)
@@ -103,7 +105,9 @@ def _right(record: Mapping[str, Any]) -> tuple[str, list[Row]]:
     passes = record["passes"]
     gaps = passes.get("graph", passes.get("events", {})).get("gaps")
     if gaps:
-        rows = [(f"{name} us", float(count), str(count), "update") for name, count in gaps["histogram"].items() if count]
+        counts = list(gaps["histogram"].items())
+        last = max((place for place, (_, count) in enumerate(counts) if count), default=0)
+        rows = [(f"{name} us", float(count), str(count), "update") for name, count in counts[: last + 1]]
         busy = passes.get("graph", {}).get("busy_percent")
         note = f"; device busy at most {busy:.2f} %" if busy is not None else ""
         return f"gaps between replays by length{note}", rows
@@ -119,6 +123,6 @@ def _bars(axes: Any, title: str, rows: Sequence[Row]) -> None:
         axes.text(value, number, f" {text}", va="center", fontsize=9)
     axes.set_yticks(range(len(rows)), [name for name, *_ in rows], fontsize=9)
     axes.set_xticks([])
-    axes.invert_yaxis()
+    axes.set_ylim(max(len(rows), FEWEST_ROWS) - 0.5, -0.5)
     axes.set_xlim(0, 2.4 * max((value for _, value, *_ in rows), default=1.0))
     axes.set_title(title, fontsize=11, loc="left")
