@@ -16,9 +16,8 @@ import numpy as np
 from numba import njit
 
 from graphs.compile_cache import cache_at, writable_cache_dir
-from graphs.executor import Bound, KernelArgument
+from graphs.executor import Bound, KernelArgument, twin
 from graphs.launch import Grid
-from kernels import lang
 from kernels.lang import Kernel
 
 _Dim3 = namedtuple("_Dim3", "x y z")
@@ -117,18 +116,10 @@ class CpuExecutor:
         """njit `source` with `cuda` and its device functions replaced by what a CPU has."""
         known = self._compiled.get(source)
         if known is None:
-            namespace = dict(source.__globals__)
-            namespace["cuda"] = self._cuda
-            for name in source.__code__.co_names:
-                inner = lang.source_of(namespace.get(name))
-                if inner is not None:
-                    namespace[name] = self._compile(inner)
-            twin = FunctionType(source.__code__, namespace, source.__name__, source.__defaults__, source.__closure__)
-            # The cache's index is named after module and qualified name: both must be the source's own.
-            twin.__module__, twin.__qualname__ = source.__module__, source.__qualname__
+            copy = twin(source, self._cuda, self._compile)
             folder = writable_cache_dir() if self._cache else None
             with cache_at(folder):
-                known = njit(twin, cache=folder is not None, error_model="numpy", fastmath=_FASTMATH, nogil=True)
+                known = njit(copy, cache=folder is not None, error_model="numpy", fastmath=_FASTMATH, nogil=True)
             self._compiled[source] = known
         return known
 

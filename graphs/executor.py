@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from graphs import cpu_matmul
 from graphs.launch import Grid
-from kernels.lang import Kernel
+from kernels.lang import Kernel, source_of
 
 Bound: TypeAlias = "Callable[[], None]"
 KernelArgument: TypeAlias = "npt.NDArray[Any] | np.int32 | np.float32"
@@ -24,6 +25,20 @@ class Executor(Protocol):
     def bind(self, kernel: Kernel, grid: Grid, block: int, args: tuple[KernelArgument, ...]) -> Bound:
         """A call that runs `kernel` over `args` to its end. Compiles the kernel now, not at the call."""
         ...
+
+
+def twin(source: FunctionType, cuda: Any, inner: Callable[[FunctionType], Any]) -> FunctionType:
+    """A copy of a kernel or device function that finds `cuda` under that name, and inner(source) for a device function it calls."""
+    namespace = dict(source.__globals__)
+    namespace["cuda"] = cuda
+    for name in source.__code__.co_names:
+        called = source_of(namespace.get(name))
+        if called is not None:
+            namespace[name] = inner(called)
+    copy = FunctionType(source.__code__, namespace, source.__name__, source.__defaults__, source.__closure__)
+    # Numba names what it keeps after module and qualified name: both must be the source's own.
+    copy.__module__, copy.__qualname__ = source.__module__, source.__qualname__
+    return copy
 
 
 def widened(array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 import threading
+from types import FunctionType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+from numba.core.types import Number
 
-from graphs.executor import Bound, KernelArgument
+from graphs.executor import Bound, KernelArgument, twin
 from graphs.launch import Grid
 from kernels.lang import SIMULATED, Kernel
 
-_allocating = threading.Lock()
-
-
-def _shared_array(self: Any, shape: Any, dtype: Any, alignment: int | None = None) -> npt.NDArray[Any]:
-    """cuda.shared.array of the simulator, found by the line of its call. The stock one looks, allocates and stores without a lock:
-    two threads that meet there get two arrays, about once in a thousand launches."""
-    caller = sys._getframe(1)
-    line = (caller.f_code.co_filename, caller.f_lineno)
-    with _allocating:
-        array: npt.NDArray[Any] | None = self._allocations.get(line)
-        if array is None:
-            array = self._allocations[line] = np.empty(shape, np.dtype(getattr(dtype, "name", dtype)))
-    return array
-
 
 class SimulatorExecutor:
-    """Runs kernels in the simulator of this process.
+    """Runs kernels in the simulator of this process, one launch at a time.
 
     Args:
         max_threads: blocks are cut to this many threads. The simulator pays one operating-system thread for each, and the block
@@ -44,21 +30,30 @@ class SimulatorExecutor:
     def __init__(self, *, max_threads: int = 8) -> None:
         if not SIMULATED:
             raise RuntimeError("device = simulator needs NUMBA_ENABLE_CUDASIM=1 before Numba is imported: set it and start again")
-        self._max_threads = max_threads
-        # Barriers of the simulator hand the interpreter from thread to thread: the default 5 ms slice is most of its time.
-        sys.setswitchinterval(1e-4)
-        from numba.cuda.simulator.kernelapi import FakeCUDAShared
+        from graphs.simulator_block import SimulatedCuda
 
-        FakeCUDAShared.array = _shared_array
+        self._max_threads = max_threads
+        self._cuda = SimulatedCuda()
+        self._launching = threading.Lock()
+        self._twins: dict[FunctionType, Any] = {}
 
     def bind(self, kernel: Kernel, grid: Grid, block: int, args: tuple[KernelArgument, ...]) -> Bound:
-        from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
-
-        configured = kernel.jit[grid, min(block, self._max_threads)]
-        # Wrapped once: the simulator would copy a bare NumPy array to a device of its own and back at each call.
-        wrapped = tuple(FakeCUDAArray(arg) if isinstance(arg, np.ndarray) else arg for arg in args)
+        run = self._twin(kernel.py_func)
+        blocks = (grid, 1, 1) if isinstance(grid, int) else (*grid, 1, 1)[:3]
+        threads = (min(block, self._max_threads), 1, 1)
 
         def call() -> None:
-            configured(*wrapped)
+            with self._launching:
+                self._cuda.launch(lambda: run(*args), blocks, threads)
 
         return call
+
+    def _twin(self, source: FunctionType) -> Any:
+        """`source` over the simulated device. Numba's casts look up NumPy's at each call: they become NumPy's here."""
+        if source not in self._twins:
+            copy = twin(source, self._cuda, self._twin)
+            for name, value in copy.__globals__.items():
+                if isinstance(value, Number):
+                    copy.__globals__[name] = getattr(np, value.name)
+            self._twins[source] = copy
+        return self._twins[source]
