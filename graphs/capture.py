@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import cupy
@@ -56,19 +57,23 @@ class Rows:
         return None
 
 
-def copy_async(dst: Rows, src: Rows, stream: int) -> bool:
-    """Queue dst = src of as many bytes; False, and nothing queued, when their rows do not fit each other."""
+def copy_async(dst: Rows, src: Rows, stream: int) -> Callable[[], object] | None:
+    """A call that queues dst = src of as many bytes; None when their rows do not fit each other."""
     width = min(dst.width, src.width)
     target, source = dst.split(width), src.split(width)
     if target is None or source is None or target.height != source.height:
-        return False
-    if width and target.height == 1:
-        runtime.memcpyAsync(target.pointer, source.pointer, width, runtime.memcpyDefault, stream)
-    elif width:
-        runtime.memcpy2DAsync(
-            target.pointer, target.pitch, source.pointer, source.pitch, width, target.height, runtime.memcpyDefault, stream
-        )
-    return True
+        return None
+    if not width:
+        return _nothing
+    kind = runtime.memcpyDefault
+    if target.height == 1:
+        return partial(runtime.memcpyAsync, target.pointer, source.pointer, width, kind, stream)
+    rows = target.pointer, target.pitch, source.pointer, source.pitch, width, target.height
+    return partial(runtime.memcpy2DAsync, *rows, kind, stream)
+
+
+def _nothing() -> None:
+    """A copy without bytes."""
 
 
 def fill_async(dst: Rows, value: int | float, dtype: npt.DTypeLike, stream: int) -> None:

@@ -19,6 +19,8 @@ class Family(str, Enum):
     PROPOSE = "propose"  # drafts for the next step, from device state alone
     CONTEXT = "context"  # in its place where the next step verifies none: a drafter's context moves on, its drafts are emptied
 
+    __hash__ = str.__hash__  # Enum's own is a function in Python, and every look-up of a graph hashes its family
+
 
 @dataclass(frozen=True, order=True)
 class GraphKey:
@@ -94,6 +96,13 @@ class Buckets:
         """The smallest bucket that holds `n`, None when even the largest is too small."""
         at = bisect_left(self.sizes, n)
         return self.sizes[at] if at < len(self.sizes) else None
+
+    @classmethod
+    def reaching(cls, largest: int, asked: Iterable[int] | None = None, *, smallest: int = 1) -> Buckets:
+        """The sizes asked for that can occur, and the largest that must be there; powers of two by default."""
+        if asked is None:
+            return cls.powers(largest, smallest=min(smallest, largest))
+        return cls([*(size for size in asked if size < largest), largest])
 
     @classmethod
     def powers(cls, largest: int, smallest: int = 1) -> Buckets:

@@ -126,6 +126,7 @@ class GraphLibrary:
         self.launches[key] += 1
 
     def close(self) -> None:
-        """Drop the executables. Idempotent."""
+        """Drop the executables, and the recorders with what they hold. Idempotent."""
         self.graphs.clear()
         self.traces.clear()
+        self._recorders.clear()

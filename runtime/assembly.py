@@ -32,7 +32,8 @@ from runtime.models.spec import ModelSpec
 from runtime.models.upload import kv_cache_bytes, streamed_bytes, upload_model
 from runtime.prompts import PromptEncoder
 from runtime.resolve_sampling import ParamsResolver
-from runtime.runner import Runner, RunnerOptions
+from runtime.runner import Runner
+from runtime.runner_options import RunnerOptions
 from runtime.sampling import MAX_STOP_TOKEN_IDS
 from runtime.sampling_record import needs_more_than_greedy
 from runtime.scheduler import Scheduler, SchedulerLimits

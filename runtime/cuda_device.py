@@ -49,6 +49,7 @@ class CudaDevice:
         integrated: host and device share their memory. can_map: kernels can see page-locked memory. has_clock: events can be timed.
         counters: what was asked of the device.
         frees: arrays freed so far. closers: called at close.
+        restricted: a capture is running, or the device is closed: whoever wants something asks refuse_in_capture.
 
     Open it with runtime.device.open_device, which first asks cuda_unavailable(). Raises DeviceError when CUDA cannot start.
     """
@@ -68,6 +69,7 @@ class CudaDevice:
         self._compiled: dict[tuple[Kernel, tuple[Any, ...]], tuple[int, int]] = {}
         self._cached: set[Kernel] = set()
         self._failed = self._closed = False
+        self.restricted = False
         # Grids of a decode step are small because the step is: Numba's advice to launch more blocks would come at every launch.
         numba_config.CUDA_LOW_OCCUPANCY_WARNINGS = 0
         with self.reports("opening the GPU"):
@@ -201,7 +203,7 @@ class CudaDevice:
         for allocation in self._allocations.values():
             allocation.release()
         self._allocations.clear()
-        self._closed = True
+        self._closed = self.restricted = True
 
     def __enter__(self) -> CudaDevice:
         return self
@@ -255,9 +257,16 @@ class CudaDevice:
         """A context that turns errors of CUDA and of its packages into DeviceError."""
         return _Reports(self, what)
 
-    def mark_failed(self) -> None:
-        """CUDA reported an error: close() must not wait for work that will never end well."""
+    def report(self, error: BaseException, what: str) -> None:
+        """Raise DeviceError from an error of CUDA or of one of its packages; return from any other."""
+        if not (isinstance(error, DriverError) or type(error).__module__.partition(".")[0] in _CUDA_PACKAGES):
+            return
+        # close() must not wait for work that will never end well.
         self._failed = True
+        raise DeviceError(
+            f"{what} failed on {self.name}: {error}; an error of a kernel shows at a later call: "
+            "graphs.mode = eager and compute-sanitizer find the kernel"
+        ) from error
 
     def count_copy(self, kind: CopyKind, nbytes: int) -> None:
         self.counters.copies += 1
@@ -268,10 +277,10 @@ class CudaDevice:
         self._refuse_closed()
         if self.capturing is not None:
             self.refuse_in_capture(f"a second capture, of graph `{capture.name}`")
-        self.capturing = capture
+        self.capturing, self.restricted = capture, True
 
     def end_capture(self) -> None:
-        self.capturing = None
+        self.capturing, self.restricted = None, self._closed
 
     def refuse_in_capture(self, what: str) -> None:
         """DeviceError when a capture is running, which is spoiled by it, or when the device is closed."""
@@ -368,7 +377,7 @@ class CudaDevice:
 
 
 class _Reports:
-    """Kept a class: it stands around every launch of a step, and a generator context costs five times as much."""
+    """Where a call is no part of a steady step: those catch errors themselves, which costs nothing until there is one."""
 
     __slots__ = ("_device", "_what")
 
@@ -379,10 +388,5 @@ class _Reports:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is None or not (issubclass(kind, DriverError) or kind.__module__.partition(".")[0] in _CUDA_PACKAGES):
-            return
-        self._device.mark_failed()
-        raise DeviceError(
-            f"{self._what} failed on {self._device.name}: {error}; an error of a kernel shows at a later call: "
-            "graphs.mode = eager and compute-sanitizer find the kernel"
-        ) from error
+        if error is not None:
+            self._device.report(error, self._what)

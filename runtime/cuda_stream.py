@@ -37,27 +37,54 @@ class CudaEvent:
 
     def synchronize(self) -> None:
         """Block the host until the recorded point has been reached. DeviceError: never recorded, or a capture is running."""
-        self._check("event.synchronize")
-        self.device.counters.event_synchronizes += 1
-        with self.device.reports(f"wait for event `{self.name}`"):
+        device = self.device
+        if device.restricted or not self.recorded:
+            self._refuse("event.synchronize")
+        device.counters.event_synchronizes += 1
+        try:
             self.event.synchronize()
+        except Exception as error:
+            device.report(error, f"wait for event `{self.name}`")
+            raise
 
     def query(self) -> bool:
         """Has the recorded point been reached? DeviceError as in `synchronize`."""
-        self._check("event.query")
-        self.device.counters.event_queries += 1
-        with self.device.reports(f"query of event `{self.name}`"):
+        device = self.device
+        if device.restricted or not self.recorded:
+            self._refuse("event.query")
+        device.counters.event_queries += 1
+        try:
             return bool(self.event.done)
+        except Exception as error:
+            device.report(error, f"query of event `{self.name}`")
+            raise
 
     def milliseconds_since(self, earlier: CudaEvent) -> float:
         """Device time from `earlier` to this event; both were made with timing, and have been reached."""
         with self.device.reports(f"time between events `{earlier.name}` and `{self.name}`"):
             return float(cupy.cuda.get_elapsed_time(earlier.event, self.event))
 
-    def _check(self, call: str) -> None:
+    def _refuse(self, call: str) -> None:
         self.device.refuse_in_capture(f"{call} of event `{self.name}`")
         if not self.recorded:
             raise DeviceError(f"{call}: event `{self.name}` was never recorded, so it can never fire; record it on a stream first")
+
+
+class PreparedCopy:
+    """One copy, bound to its stream for as often as it is called."""
+
+    __slots__ = ("_frees", "_stream", "_work")
+
+    def __init__(self, stream: CudaStream, work: CudaWork) -> None:
+        self._stream, self._work, self._frees = stream, work, stream.device.frees
+
+    def __call__(self) -> None:
+        """Queue it. UseAfterFree: one of its ends was freed; errors otherwise as of any work."""
+        frees = self._stream.device.frees
+        if self._frees != frees:
+            self._work.refuse_freed()
+            self._frees = frees
+        self._stream.submit(self._work)
 
 
 class CudaStream:
@@ -86,19 +113,23 @@ class CudaStream:
 
     def launch(self, kernel: Kernel, grid: Grid, block: int, *args: Array | int | float) -> None:
         """Queue one kernel. Errors: see runtime.cuda_work.bind_launch."""
-        self._submit(bind_launch(self, kernel, grid, block, args))
+        self.submit(bind_launch(self, kernel, grid, block, args))
 
     def matmul(self, out: Array, x: Array, weight: Array, rows: Array) -> None:
         """Queue out = x @ weight.T; rows from rows[0] on are computed from whatever the pads hold."""
-        self._submit(bind_product(self, out, x, weight, rows))
+        self.submit(bind_product(self, out, x, weight, rows))
 
     def copy(self, dst: Array, src: Array) -> None:
         """Queue dst[...] = src."""
-        self._submit(bind_copy(self, dst, src))
+        self.submit(bind_copy(self, dst, src))
+
+    def prepare_copy(self, dst: Array, src: Array) -> PreparedCopy:
+        """A call that queues dst[...] = src each time; what `copy` would check each time is checked now."""
+        return PreparedCopy(self, bind_copy(self, dst, src))
 
     def fill(self, dst: Array, value: int | float) -> None:
         """Queue dst[...] = value."""
-        self._submit(bind_fill(self, dst, value))
+        self.submit(bind_fill(self, dst, value))
 
     def record(self, event: CudaEvent) -> None:
         """Let `event` stand for the present end of this stream."""
@@ -106,7 +137,8 @@ class CudaStream:
         if self.joined is not None:
             self.joined.record(self, event)
             return
-        self.device.refuse_in_capture(f"record on stream `{self.name}`, which takes no part in it")
+        if self.device.restricted:
+            self.device.refuse_in_capture(f"record on stream `{self.name}`, which takes no part in it")
         self._before.clear()
         event.event.record(self.stream)
         event.recorded, event.captured = True, None
@@ -146,20 +178,28 @@ class CudaStream:
         """Queue the whole graph. Called by graph.launch."""
         device = self.device
         self._before.clear()
-        with device.reports(f"launch of graph `{graph.name}`"):
+        try:
             graph.executable.launch(self.stream)
+        except Exception as error:
+            device.report(error, f"launch of graph `{graph.name}`")
+            raise
         device.counters.graph_launches += 1
         for kind, nbytes in graph.copies:
             device.count_copy(kind, nbytes)
 
-    def _submit(self, work: CudaWork) -> None:
+    def submit(self, work: CudaWork) -> None:
+        """Queue work that is bound to this stream."""
         device = self.device
         if self.joined is not None:
             self.joined.add(self, work)
             return
-        device.refuse_in_capture(f"{work.label} on stream `{self.name}`, which takes no part in it")
-        with device.reports(f"{work.label} on stream `{self.name}`"):
+        if device.restricted:
+            device.refuse_in_capture(f"{work.label} on stream `{self.name}`, which takes no part in it")
+        try:
             work.issue_after(self._before)
+        except Exception as error:
+            device.report(error, f"{work.label} on stream `{self.name}`")
+            raise
         self._before.append(work)
         if work.copy is None:
             device.counters.launches += 1

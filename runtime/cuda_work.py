@@ -48,6 +48,12 @@ class CudaWork:
     overlapping: Callable[[], object] | None = None
     early: frozenset[CudaAllocation] = frozenset()
 
+    def refuse_freed(self) -> None:
+        """UseAfterFree: an array of it was freed since it was bound."""
+        for allocation in (*self.reads, *self.writes):
+            if allocation.freed:
+                raise UseAfterFree(f"{self.label}: `{allocation.name}` was freed")
+
     def issue_after(self, before: Sequence[CudaWork]) -> None:
         """Queue it behind `before`, the work that directly precedes it on its stream: see may_start_early."""
         if self.overlapping is not None and may_start_early(self.early, before):
@@ -137,14 +143,12 @@ def bind_copy(stream: CudaStream, dst: Array, src: Array) -> CudaWork:
     dst, src = _usable(stream, "copy(dst)", dst, writes=True), _usable(stream, "copy(src)", src)
     what = f"copy {src.name} -> {dst.name}"
     check_copy(dst, src)
-    target, source, pointer = dst.rows, src.rows, stream.pointer
+    target, source = dst.rows, src.rows
     if target is None or source is None:
         raise DeviceError(f"{what}: views {dst.shape} with strides {dst.strides} and {src.strides} are no rows of one pitch")
-
-    def issue() -> None:
-        if not copy_async(target, source, pointer):
-            raise DeviceError(f"{what}: rows of {source.width} and {target.width} bytes do not fit each other")
-
+    issue = copy_async(target, source, stream.pointer)
+    if issue is None:
+        raise DeviceError(f"{what}: rows of {source.width} and {target.width} bytes do not fit each other")
     kind = _COPY_KINDS[isinstance(src, CudaPinnedArray), isinstance(dst, CudaPinnedArray)]
     return CudaWork(what, issue, (src.allocation,), (dst.allocation,), (kind, dst.nbytes))
 

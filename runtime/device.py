@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -53,6 +54,10 @@ class Capture(Protocol):
 
 class Stream(Launcher, Protocol):
     name: str
+
+    def prepare_copy(self, dst: Array, src: Array) -> Callable[[], None]:
+        """A call that queues dst[...] = src each time: for copies that every step repeats."""
+        ...
 
     def synchronize(self) -> None: ...
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from graphs.launch import Array, Event
 from runtime.device import Device, HostArray, Stream
 from runtime.mirror_errors import OutcomeError, StagingBusyError
+from runtime.repeated_copies import RepeatedCopies
 
 
 class PendingRead:
@@ -59,6 +60,7 @@ class LandingRing:
         self._memory = device.pinned(name, (depth, *shape), dtype)
         self._blocks = blocks_of(self._memory)
         self._events = [device.event(f"{name}_ready_{i}") for i in range(depth)]
+        self._copies = RepeatedCopies()
         self._reads: list[PendingRead | None] = [None] * depth
         self._count = 0
 
@@ -78,7 +80,7 @@ class LandingRing:
                 f"{self.name}: the read of version {waiting.version} was not taken, and depth = {self.depth} reads may wait; "
                 f"take() it first"
             )
-        stream.copy(self._blocks[i], source)
+        self._copies.queue(stream, self._blocks[i], source)
         stream.record(self._events[i])
         pending = self._reads[i] = PendingRead(self.name, version, self._events[i], self._blocks[i])
         self._count += 1

@@ -200,6 +200,10 @@ class MirroredBuffer:
         Raises as check_device_write does.
         """
         self.check_device_write(writer)
+        self.overtaken(writer)
+
+    def overtaken(self, writer: object) -> None:
+        """The second half of wrote_on_device, for whoever has checked."""
         if self.tag.device_wrote(writer) and self.poison:
             self.memory.poison_host()
 

@@ -10,6 +10,8 @@ import numpy.typing as npt
 from runtime.mirror_errors import MirrorError
 from runtime.mirror_values import HostIndex
 
+_NOTHING = np.zeros((0, 3), np.int32)
+
 
 class DiffLog:
     """(row, column, value) of every write, oldest first: on the same cell the later one wins, as kernels/slots.staged_write does.
@@ -46,6 +48,8 @@ class DiffLog:
                 f"{self._name}: {len(self._writes)} cells were written, the staged block holds {capacity}; "
                 f"upload(stream) the whole table"
             )
+        if not self._writes:
+            return _NOTHING
         taken = np.array(self._writes, np.int32).reshape(-1, 3)
         self._writes.clear()
         return taken

@@ -110,7 +110,7 @@ class MirrorPack:
 
         Args:
             last_rows: of the last field: rows that the step uses, and a count in another field says so to its kernels. What stands
-                behind them is not moved: the device keeps what it had there. None = all of them.
+                behind them, and behind the next power of two, is not moved: the device keeps what it had there. None = all of them.
 
         Raises:
             MirrorError: steps are not consecutive, or the last field has fewer rows.
@@ -131,7 +131,9 @@ class MirrorPack:
             return len(self._host)
         if not 0 <= last_rows <= rows:
             raise MirrorError(f"{self.name}: last_rows = {last_rows}: {list(self.fields)[-1]} has {rows} rows")
-        return self._last_start + last_rows * prod(row)
+        # Few lengths, because the copy of each is bound once: powers of two.
+        moved = min(1 << (last_rows - 1).bit_length(), rows) if last_rows else 0
+        return self._last_start + moved * prod(row)
 
     def free(self) -> None:
         self._device.free(self.array)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Protocol
 
 import numpy as np
@@ -53,14 +54,47 @@ class _Uses:
     def buffers(self) -> tuple[MirroredBuffer, ...]:
         return tuple(dict.fromkeys((*(buffer for buffer, _ in self.reads), *self.writes)))
 
+    def changeable(self) -> _Uses:
+        """Those that can be refused although they have passed a check before. What only the device writes, in memory of its own,
+        cannot: the host gets no newer copy of it, and uploads none."""
+        reads = tuple((buffer, applies) for buffer, applies in self.reads if _host_matters(buffer))
+        return _Uses(reads, tuple(buffer for buffer in self.writes if _host_matters(buffer)), ())
 
-@dataclass(frozen=True)
+
+def _host_matters(buffer: MirroredBuffer) -> bool:
+    return buffer.truth is not Truth.DEVICE_EXACT or buffer.memory.mapped
+
+
+@dataclass
 class _Adopted:
-    """The buffers behind a graph's names, and the state of their addresses when it was captured."""
+    """The buffers behind a graph's names, and the state of their addresses when it was captured.
+
+    to_check: all of them until they have passed once, then those that can change (they pass or fail anew at every launch).
+    """
 
     graph: Declared
     uses: _Uses
-    moves: tuple[tuple[MirroredBuffer, int, tuple[int, ...]], ...]
+    to_check: _Uses
+    buffers: tuple[MirroredBuffer, ...]
+    moves: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, graph: Declared, uses: _Uses) -> _Adopted:
+        buffers = uses.buffers()
+        return cls(graph, uses, uses, buffers, tuple(map(_MOVES, buffers)), tuple(buffer.shape for buffer in buffers))
+
+    def refuse_moved(self) -> None:
+        """Raises MovedBufferError when a buffer is not where it was."""
+        for buffer, moves, shape in zip(self.buffers, self.moves, self.shapes, strict=True):
+            if buffer.moves != moves:
+                raise MovedBufferError(
+                    f"{self.graph.key} was captured for another {buffer.name}: planned {list(shape)} at move {moves}, "
+                    f"got {list(buffer.shape)} at move {buffer.moves}; capture the graph again"
+                )
+
+
+_MOVES = attrgetter("moves")
 
 
 class MirrorTable:
@@ -166,16 +200,14 @@ class MirrorTable:
         uses = self._uses(graph.key, graph.reads, graph.writes)
         for buffer in uses.buffers():
             buffer.pin(graph.key)
-        self._adopted[graph.key] = _Adopted(
-            graph, uses, tuple((buffer, buffer.moves, buffer.shape) for buffer in uses.buffers())
-        )
+        self._adopted[graph.key] = _Adopted.of(graph, uses)
         return (graph.reads | graph.writes).difference(self.buffers, self.packs, self.rings)
 
     def release(self, graph: Declared) -> None:
         """The graph is gone, or will be captured again: its buffers may move."""
         adopted = self._adopted.get(graph.key)
         if adopted is not None:
-            for buffer, _, _ in adopted.moves:
+            for buffer in adopted.buffers:
                 buffer.unpin(graph.key)
 
     def before_launch(self, graph: Declared) -> None:
@@ -189,13 +221,11 @@ class MirrorTable:
         adopted = self._adopted.get(graph.key)
         if adopted is None or adopted.graph is not graph:
             raise MovedBufferError(f"{graph.key} was not adopted: nobody knows which arrays it was captured for; adopt() it first")
-        for buffer, moves, shape in adopted.moves:
-            if buffer.moves != moves:
-                raise MovedBufferError(
-                    f"{graph.key} was captured for another {buffer.name}: planned {list(shape)} at move {moves}, "
-                    f"got {list(buffer.shape)} at move {buffer.moves}; capture the graph again"
-                )
-        self._check(graph.key, adopted.uses)
+        if tuple(map(_MOVES, adopted.buffers)) != adopted.moves:
+            adopted.refuse_moved()
+        self._check(graph.key, adopted.to_check)
+        if adopted.to_check is adopted.uses:
+            adopted.to_check = adopted.uses.changeable()
 
     def after_launch(self, graph: Declared) -> None:
         """`graph` was queued on the compute stream: move the tags of what it wrote, guard what it reads."""
@@ -213,14 +243,19 @@ class MirrorTable:
         self._move(writer, uses)
 
     def _check(self, key: Hashable, uses: _Uses) -> None:
+        stream = self.stream
         for buffer, applies in uses.reads:
-            buffer.tag.check_device_read(key, self.stream, applies)
+            tag = buffer.tag
+            # Nearly always the copies are alike and the upload, if it is in flight, is ahead on this very stream.
+            alike = tag.host_version == tag.device_version > 0 and (tag.upload is None or tag.upload.stream is stream)
+            if not alike:
+                tag.check_device_read(key, stream, applies)
         for buffer in uses.writes:
             buffer.check_device_write(key)
 
     def _move(self, key: Hashable, uses: _Uses) -> None:
         for buffer in uses.writes:
-            buffer.wrote_on_device(key)
+            buffer.overtaken(key)
         for buffer in uses.guarded:
             buffer.memory.consumed(self.stream)
 

@@ -15,16 +15,17 @@ from runtime.truth import Truth
 State: TypeAlias = Literal["unwritten", "synced", "host newer", "device newer", "in flight"]
 
 
-@dataclass
+@dataclass(slots=True)
 class Upload:
-    """A queued upload of `version`. Work on the streams of `ordered` comes after it; others first wait for `event`."""
+    """A queued upload of `version` on `stream`. Work there comes after it, and on the streams that have waited for `event`."""
 
     version: int
     event: Event
-    ordered: list[Stream]
+    stream: Stream
+    ordered: list[Stream] = field(default_factory=list)
 
     def precedes(self, stream: Stream) -> bool:
-        return any(known is stream for known in self.ordered)
+        return stream is self.stream or any(known is stream for known in self.ordered)
 
 
 @dataclass
@@ -71,11 +72,12 @@ class Tag:
     # What happens
 
     def host_wrote(self, writer: str) -> None:
-        self.host_version, self.host_writer = max(self.host_version, self.device_version) + 1, writer
+        newest = self.host_version if self.host_version > self.device_version else self.device_version
+        self.host_version, self.host_writer = newest + 1, writer
 
     def uploaded(self, stream: Stream, event: Event) -> None:
         self.device_version, self.device_writer = self.host_version, f"upload on {stream.name}"
-        self.upload, self.carried = Upload(self.host_version, event, [stream]), None
+        self.upload, self.carried = Upload(self.host_version, event, stream), None
 
     def device_wrote(self, writer: object) -> bool:
         """Has the device overtaken the host? Not where it only applied what the host had written."""
@@ -86,7 +88,8 @@ class Tag:
             return False
         if self.truth is Truth.HOST_EXACT:
             return False
-        self.device_version = max(self.host_version, self.device_version) + 1
+        newest = self.host_version if self.host_version > self.device_version else self.device_version
+        self.device_version = newest + 1
         return True
 
     def downloaded(self, version: int) -> bool:

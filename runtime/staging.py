@@ -24,6 +24,7 @@ from runtime.landing import LandingRing, PendingRead, blocks_of
 from runtime.mirror_errors import MirrorError, OutcomeError, StagingBusyError
 from runtime.mirror_policy import MirrorPolicy
 from runtime.mirror_values import HostIndex
+from runtime.repeated_copies import RepeatedCopies
 
 
 @dataclass
@@ -34,6 +35,20 @@ class _Block:
     consumed: Event
     step: int | None = None
     submitted: bool = False  # its copy is queued, and `consumed` recorded behind it
+
+
+class _LeadingRows:
+    """Views of the first rows of arrays, each cut once: callers ask for few lengths."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Array, int], Array] = {}
+
+    def of(self, array: Array, rows: int) -> Array:
+        key = array, rows
+        view = self._known.get(key)
+        if view is None:
+            view = self._known[key] = array[:rows]
+        return view
 
 
 class StagingBlock:
@@ -90,6 +105,7 @@ class StagingRing:
         self._blocks = [
             _Block(memory, device.event(f"{name}_consumed_{i}")) for i, memory in enumerate(blocks_of(self._memory))
         ]
+        self._copies, self._views = RepeatedCopies(), _LeadingRows()
         self._next = 0
 
     @property
@@ -134,7 +150,10 @@ class StagingRing:
         block = self._block(step)
         if block.submitted:
             raise MirrorError(f"{self.name}: step {step} was submitted before; stage its successor with next({self._next})")
-        stream.copy(destination[:rows], block.memory[:rows])
+        source: Array = block.memory
+        if rows is not None:
+            destination, source = self._views.of(destination, rows), self._views.of(source, rows)
+        self._copies.queue(stream, destination, source)
         stream.record(block.consumed)
         block.submitted = True
         return block.consumed
@@ -211,6 +230,8 @@ class OutcomeRing:
             self._memory = device.array(f"{name}_blocks", (depth, *shape), np.dtype(dtype))
             self._landings = LandingRing(device, f"{name}_landing", shape, np.dtype(dtype), depth)
         self._blocks = [self._memory[i : i + 1].reshape(shape) for i in range(depth)]
+        self._published = self.array.reshape(shape)
+        self._copies = RepeatedCopies()
         self._produced = [device.event(f"{name}_produced_{i}") for i in range(depth)]
         self._pending: dict[int, PendingRead] = {}
         self._next = 0
@@ -242,7 +263,7 @@ class OutcomeRing:
                 f"(depth = {self.depth}); collect({self._collected}) first"
             )
         block, produced = self._blocks[step % self.depth], self._produced[step % self.depth]
-        compute.copy(block, self.array.reshape(block.shape))
+        self._copies.queue(compute, block, self._published)
         compute.record(produced)
         if self._landings is None:
             self._pending[step] = PendingRead(self.name, step, produced, cast(HostArray, block))

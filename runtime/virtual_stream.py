@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from graphs.launch import Array, Grid
@@ -81,6 +83,10 @@ class VirtualStream:
     def copy(self, dst: Array, src: Array) -> None:
         """Queue dst[...] = src."""
         self._submit(bind_copy(self.device, dst, src))
+
+    def prepare_copy(self, dst: Array, src: Array) -> Callable[[], None]:
+        """A call that queues dst[...] = src each time."""
+        return partial(self.copy, dst, src)
 
     def fill(self, dst: Array, value: int | float) -> None:
         """Queue dst[...] = value."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from kernels.lang import cuda, i32, kernel, u32
@@ -16,12 +17,18 @@ def spin(sink, rounds):
 
 
 def delay(stream: Any, method: str, sink: Any, rounds: int = 10) -> None:
-    """Let every call of stream.`method` outside captures queue a spin first."""
-    plain, launch = getattr(stream, method), stream.launch
+    """Let every call of stream.`method` outside captures queue a spin first; with "copy" also copies that are prepared from now on."""
+    launch = stream.launch
 
-    def delayed(*args: Any) -> None:
-        if stream.joined is None:
-            launch(spin, 1, 1, sink, rounds)
-        plain(*args)
+    def delayed(plain: Callable[..., None]) -> Callable[..., None]:
+        def call(*args: Any) -> None:
+            if stream.joined is None:
+                launch(spin, 1, 1, sink, rounds)
+            plain(*args)
 
-    setattr(stream, method, delayed)
+        return call
+
+    setattr(stream, method, delayed(getattr(stream, method)))
+    if method == "copy":
+        prepare = stream.prepare_copy
+        stream.prepare_copy = lambda dst, src: delayed(prepare(dst, src))

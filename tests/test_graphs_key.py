@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphs.key import Buckets, Family, GraphKey
-from runtime.runner import _with_largest
 
 
 @given(rows=st.integers(1, 512), k=st.integers(0, 16))
@@ -56,7 +55,7 @@ def test_powers_end_with_the_largest_size() -> None:
 @given(asked=st.none() | st.lists(st.integers(1, 64), min_size=1, max_size=6), largest=st.integers(1, 40))
 @settings(max_examples=100, deadline=None)
 def test_whatever_was_asked_for_the_largest_step_has_a_bucket(asked: list[int] | None, largest: int) -> None:
-    buckets = _with_largest(asked, largest, smallest=16)
+    buckets = Buckets.reaching(largest, asked, smallest=16)
     assert buckets.sizes[-1] == largest
     assert all(buckets.up(n) is not None for n in range(largest + 1))
     assert buckets.sizes[:-1] == tuple(sorted({n for n in asked if n < largest})) if asked is not None else True

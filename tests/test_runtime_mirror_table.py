@@ -62,6 +62,14 @@ def test_a_graph_that_reads_a_newer_host_copy_is_not_launched(steps: Steps) -> N
     assert steps.table["total"].device_version == 2
 
 
+def test_an_upload_on_another_stream_stops_a_launch_however_often_it_passed(steps: Steps) -> None:
+    list(steps.run(1))
+    steps.device.synchronize()
+    steps.pack.upload(1, steps.device.stream("other"))
+    with pytest.raises(StaleReadError, match=r"on stream compute.*call order_after_upload\(compute\)"):
+        steps.launch(steps.verify)
+
+
 def test_diffs_that_were_not_staged_stop_the_launch(steps: Steps) -> None:
     list(steps.run(1))
     steps.table["block_tables"].write_host(9, (0, 0))

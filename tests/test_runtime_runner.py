@@ -258,4 +258,22 @@ def test_an_admission_uploads_its_prompt_and_not_room_for_the_longest(opened: Ca
     engine.submit(PROMPT, OPEN)
     engine.step()
     admission = runner.buffers.admission
-    assert admission.counters.uploaded_bytes - before == admission.array.nbytes - 4 * (64 - len(PROMPT))
+    assert len(PROMPT) == 7, "moved as eight: lengths are powers of two"
+    assert admission.counters.uploaded_bytes - before == admission.array.nbytes - 4 * (64 - 8)
+
+
+def test_a_step_like_the_one_before_uploads_nothing(opened: Callable[..., tuple[Engine, Runner]]) -> None:
+    """The same rows, and no block to write: the device has it all, and the tags say so. Anything else is staged whole."""
+    engine, runner = opened(scheduler__max_num_seqs=2, scheduler__block_size=16, speculator__method="none")
+    counters, tables = runner.buffers.inputs.counters, runner.table["block_tables"]
+    alone, uploads = engine.submit(PROMPT, SamplingParams(max_tokens=40, ignore_eos=True)), []
+    for step in range(14):
+        if step == 12:
+            engine.submit(PROMPT[:2], OPEN)
+        before = counters.uploads
+        engine.step()
+        uploads.append(counters.uploads - before)
+        assert runner.buffers.inputs["live"].state != "host newer" and tables.num_diffs == 0
+    # The prompt; the first decode row; the row that enters the second block, and the one behind it; the second prompt, its rows.
+    assert [step for step, count in enumerate(uploads) if count] == [0, 1, 10, 11, 12, 13]
+    assert alone.output is None

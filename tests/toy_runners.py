@@ -12,7 +12,8 @@ from graphs.launch import Array, Launcher
 from kernels.accept import accept_greedy
 from kernels.lang import cuda, i32, kernel
 from runtime.plan import StepPlan
-from runtime.runner import Runner, StepOutcome
+from runtime.runner import Runner
+from runtime.step_outcome import StepOutcome
 from runtime.truth import Truth
 
 Ints = npt.NDArray[np.int32]

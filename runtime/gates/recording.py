@@ -12,7 +12,8 @@ from runtime.device_counters import DeviceCounters
 from runtime.path_counters import PathCounters
 from runtime.phase_clock import NoPhases
 from runtime.plan import StepPlan, StepResult
-from runtime.runner import Runner, StepOutcome
+from runtime.runner import Runner
+from runtime.step_outcome import StepOutcome
 from runtime.virtual_graph import VirtualGraph
 from runtime.virtual_queue import OperationQueue
 

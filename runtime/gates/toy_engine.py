@@ -22,7 +22,8 @@ from runtime.gates.toy_drafter import HIDDEN, NUM_BLOCKS, Version, toy_proposer,
 from runtime.kv_cache import BlockAllocator
 from runtime.mirror_policy import resolve_policy
 from runtime.prompts import PromptEncoder
-from runtime.runner import Runner, RunnerOptions
+from runtime.runner import Runner
+from runtime.runner_options import RunnerOptions
 from runtime.sampling import MAX_STOP_TOKEN_IDS, SamplingParams
 from runtime.scheduler import Scheduler
 from runtime.scheduler_limits import SchedulerLimits

@@ -232,7 +232,7 @@ MUTATIONS = (
     mutation(
         "context-forgotten-while-nothing-is-drafted",
         "B40",
-        "runtime/runner.py",
+        "runtime/step_recorders.py",
         "        self._proposer.record_context(launch, key, self._state, self._step)\n",
         "",
         test="tests/test_draft_lengths.py::test_a_drafter_that_paused_goes_on_as_if_it_had_not",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutation import Edit, Mutation, gated, mutation
 
-_SLOTS, _NGRAM = "kernels/slots.py", "kernels/ngram.py"
+_SLOTS, _NGRAM, _ADMISSIONS = "kernels/slots.py", "kernels/ngram.py", "runtime/admissions.py"
 _STEP_TESTS = "tests/test_kernels_step.py::test_"
 _ADMIT = _STEP_TESTS + "admit_rewrites_every_field_of_its_slot_and_no_other"
 _NGRAM_LAUNCHES = _STEP_TESTS + "ngram_at_every_launch"
@@ -127,7 +127,7 @@ MUTATIONS = (
     gated(
         "min-tokens-not-told-to-the-device",
         "B28",
-        Edit("runtime/runner.py", "min_total_len = admission.prompt_len + admission.params.min_tokens", "min_total_len = 0"),
+        Edit(_ADMISSIONS, "min_total_len = admission.prompt_len + admission.params.min_tokens", "min_total_len = 0"),
         gate="G1",
         axis="token identity",
         text="it does show in text, but only in that of requests that ask for min_tokens",
@@ -135,7 +135,7 @@ MUTATIONS = (
     gated(
         "end-of-text-of-the-model-forgotten",
         "B28",
-        Edit("runtime/runner.py", "*(() if params.ignore_eos else self.options.eos_token_ids)", "*()"),
+        Edit(_ADMISSIONS, "*(() if params.ignore_eos else self._eos_token_ids)", "*()"),
         gate="G1",
         axis="token identity",
         text="it does show in text, but only of a model that says where its texts end",
@@ -143,7 +143,7 @@ MUTATIONS = (
     gated(
         "end-of-text-not-ignored-on-request",
         "B28",
-        Edit("runtime/runner.py", "*(() if params.ignore_eos else self.options.eos_token_ids)", "*self.options.eos_token_ids"),
+        Edit(_ADMISSIONS, "*(() if params.ignore_eos else self._eos_token_ids)", "*self._eos_token_ids"),
         gate="G1",
         axis="token identity",
         text="it does show in text, but only in that of requests that ask for ignore_eos",

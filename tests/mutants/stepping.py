@@ -5,7 +5,9 @@ from __future__ import annotations
 from tests.mutants.mutation import Edit, Mutation, gated, mutation
 
 _RUNNER, _STEP, _ENGINE = "runtime/runner.py", "graphs/step.py", "runtime/engine.py"
+_STAGING, _ADMISSIONS = "runtime/step_staging.py", "runtime/admissions.py"
 _HAZARDS = "tests/test_hazards.py::test_"
+_UNCHANGED = "tests/test_runtime_runner.py::test_a_step_like_the_one_before_uploads_nothing"
 _NOTHING = "(lambda *arguments: None)"
 _WRITE_TABLES = (
     "launch.launch(staged_write, 1, ROW_THREADS, state.block_tables, inputs.block_writes, inputs.num_block_writes)"
@@ -29,7 +31,7 @@ MUTATIONS = (
     gated(
         "null-cu-num-logits-in-the-runner",
         "9a-2",
-        Edit(_RUNNER, "accumulate((1 + row.num_drafts for row", "accumulate((1 for row"),
+        Edit(_STAGING, "accumulate((1 + num_drafts for _", "accumulate((1 for _"),
         gate="G2",
         axis="fed = drafted",
         text="one logits row for each request is right for every step without drafts",
@@ -304,16 +306,36 @@ MUTATIONS = (
     mutation(
         "block-table-not-emptied-at-admission",
         "B12",
-        _RUNNER,
+        _STAGING,
         "                cells[admission.slot, column] = -1\n",
         "                pass\n",
         test=_HAZARDS + "a_slot_that_changes_hands_keeps_no_block",
         text="a row that runs past its own blocks writes into another request's: nothing does so today",
     ),
     mutation(
+        "step-taken-for-the-one-before",
+        "9a-13",
+        _STAGING,
+        "        new_rows = rows != self._rows\n",
+        "        new_rows = self._rows is None or len(rows) != len(self._rows)\n",
+        test=_UNCHANGED,
+        expects="AssertionError|assert |RuntimeError",
+        text="rows of the step before, in other slots or of other lengths",
+    ),
+    mutation(
+        "block-writes-of-the-step-before-stay",
+        "9a-13",
+        _STAGING,
+        "if not new_rows and not num_writes and not self._num_writes:",
+        "if not new_rows and not num_writes:",
+        test=_UNCHANGED,
+        expects="AssertionError|assert ",
+        text="writing a cell again with the same value changes nothing until the cell has another owner",
+    ),
+    mutation(
         "min-tokens-counted-anew-after-a-preemption",
         "B28",
-        _RUNNER,
+        _ADMISSIONS,
         "min_total_len = admission.prompt_len + admission.params.min_tokens",
         "min_total_len = len(admission.prefill_tokens) + admission.params.min_tokens",
         test=_HAZARDS + "an_admission_counts_min_tokens_from_the_prompt",
@@ -322,7 +344,7 @@ MUTATIONS = (
     mutation(
         "nothing-refused-before-staging",
         "9a-9",
-        _RUNNER,
+        _STAGING,
         "        check_arguments(\n            cu_num_logits",
         "        (lambda **arguments: None)(\n            cu_num_logits",
         test=_HAZARDS + "a_plan_that_the_combine_cannot_refuse_is_not_staged",
