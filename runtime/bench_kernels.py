@@ -28,7 +28,7 @@ from runtime.bench_products import TURNS, ProductBench, ProductTimes, products_o
 from runtime.checkpoint.random import SHAPES
 from runtime.checkpoint.weights import STORAGE, WeightDtype
 from runtime.device import open_device
-from runtime.models.choose_ops import OpsChooser
+from runtime.models.choose_ops import OpsChooser, measure_in_turn
 from runtime.models.rope import rope_table
 from runtime.models.scratch import allocate_scratch, build_ops
 from runtime.models.spec import ModelSpec
@@ -134,8 +134,9 @@ class Rig:
         return [*found, self.whole(name)]
 
     def whole(self, name: str) -> Row:
-        """The whole forward pass by every set."""
-        times = {which: self.time(partial(self._whole, ops), 1) for which, ops in self.sets.items()}
+        """The whole forward pass by every set, in turn."""
+        records: dict[str, Callable[[], None]] = {which: partial(self._whole, ops) for which, ops in self.sets.items()}
+        times = measure_in_turn(self.device, self.stream, records, turns=REPEATS, replays=2)
         return Row(name, self.requests, self.query_len, "whole forward", 0, times)
 
     def add_auto(self) -> str:

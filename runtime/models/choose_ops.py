@@ -227,8 +227,10 @@ class OpsChooser:
             ops.feed_forward(run, layer, layer.input_norm)
 
 
-def measure_in_turn(device: Any, stream: Any, records: dict[str, Callable[[], None]]) -> dict[str, float]:
-    """Median microseconds of the graph of each, replayed in turn."""
+def measure_in_turn(
+    device: Any, stream: Any, records: dict[str, Callable[[], None]], *, turns: int = TURNS, replays: int = 1
+) -> dict[str, float]:
+    """Median microseconds of the graph of each, replayed in turn, `replays` times in a row."""
     graphs = {}
     for name, record in records.items():
         record()  # compiles, outside the capture
@@ -237,14 +239,15 @@ def measure_in_turn(device: Any, stream: Any, records: dict[str, Callable[[], No
         graphs[name] = captured.graph
     begin, end = (device.event(f"choose_ops.{which}", timing=True) for which in ("begin", "end"))
     times: dict[str, list[float]] = {name: [] for name in records}
-    for turn in range(TURNS + 1):
+    for turn in range(turns + 1):
         for name, graph in graphs.items():
             stream.record(begin)
-            graph.launch(stream)
+            for _ in range(replays):
+                graph.launch(stream)
             stream.record(end)
             end.synchronize()
             if turn > 0:
-                times[name].append(end.milliseconds_since(begin) * 1e3)
+                times[name].append(end.milliseconds_since(begin) * 1e3 / replays)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
