@@ -220,6 +220,12 @@ def put16(array: np.ndarray, offset: int, words: Words) -> None:
     array.reshape(-1)[int(offset) :].view(np.uint8)[:16] = np.array(words, np.uint32).view(np.uint8)
 
 
+def _eight(array: np.ndarray, offset: int) -> tuple[np.float32, ...]:
+    """`eight_float32` of kernels/lang_vector.py."""
+    load16(array, offset)
+    return tuple(widened(array.reshape(-1)[int(offset) : int(offset) + 8]))
+
+
 def _pair(dtype: str) -> Callable[[Any, Any], np.uint32]:
     def pair(low: Any, high: Any) -> np.uint32:
         word: np.uint32 = stored(np.array([low, high], np.float32), dtype).view(np.uint32)[0]
@@ -299,7 +305,9 @@ def gpu_module(name: str, warp: Warp, **others: ModuleType) -> ModuleType:
         cluster_address=warp.cluster_address,
         read_cluster=warp.read_cluster,
     )
-    stand_ins = {"kernels.lang_mma": mma, "kernels.lang": language, "kernels.lang_warp": warps}
+    vectors = ModuleType("kernels.lang_vector")
+    vectors.EIGHT = dict.fromkeys(("float32", "uint16", "float16"), _eight)  # type: ignore[attr-defined]
+    stand_ins = {"kernels.lang_mma": mma, "kernels.lang": language, "kernels.lang_warp": warps, "kernels.lang_vector": vectors}
     stand_ins |= {"kernels.lang_element": elements, "kernels.lang_fast": fast, "kernels.lang_overlap": overlap}
     stand_ins |= {f"kernels.{key}": module for key, module in others.items()}
     spec = importlib.util.spec_from_file_location(f"emulated.{name}", Path(kernels.__path__[0]) / f"{name}.py")
