@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graphs.draft_pass import DraftPass
 from graphs.drafter_arrays import DraftConvArrays, DraftLayerArrays
 from graphs.launch import Array
+from graphs.step_attention import CLUSTERS, cluster_blocks, pair_tiles
+from kernels.attend_step import WARPS
 from kernels.block_attend import block_attend
 from kernels.block_join import join_conv, join_norm
-from kernels.rotate import norm_rotate_store
 
-WARPS = 4
-THREADS = 32 * WARPS
+ATTEND_THREADS = 32 * WARPS
 JOIN_THREADS = 32 * 8
 NORM_THREADS = 32 * 2
 
-_FEW_TILES = 64
-"""Tiles of pairs whose blocks are on the GPU at once with twice the warps, which share softmax and combination; no bit changes."""
-
-_BLOCKS = 512
-"""Blocks of attention that are worth launching; more chunks than that take turns."""
+_ATTEND = {size: replace(block_attend, cluster=size) for size in CLUSTERS}
 
 
 @dataclass(frozen=True)
@@ -83,62 +79,30 @@ class FusedJoins:
         return pair[0][: run.count], pair[1][: run.count]
 
 
-@dataclass(frozen=True)
-class SplitBlockAttention:
-    """Rotation in one launch, then the keys split over blocks (kernels/block_attend.py).
-
-    C = chunks of the longest context. `arrivals` must be 0 before the first step; every launch leaves it so.
-    """
-
-    query: Array  # [N * Q, nh hd], of the cache's type
-    own_keys: Array  # [N, Q, nkv, hd], of the cache's type
-    own_values: Array
-    own_cells: Array  # int32 [N * Q], own_cells[i] = i
-    own_table: Array  # int32 [N, 1], own_table[r, 0] = r
-    totals: Array  # float32 [C + 1, N * Q, nh, hd]
-    stats: Array  # float32 [C + 1, N * Q, nh, 2]
-    arrivals: Array  # int32 [N, nkv, tiles]
+class ClusterBlockAttention:
+    """From the projection on in one launch (kernels/block_attend.py), laid out as a verify step's (graphs/step_attention.py)."""
 
     def record(self, run: DraftPass, index: int, layer: DraftLayerArrays) -> None:
-        shape, scratch, count, launch, rows = run.arrays.shape, run.scratch, run.count, run.launch, run.requests
-        heads, kv_heads, query = shape.num_heads, shape.num_kv_heads, self.query[:count]
-        own = (self.own_keys, self.own_values)
-        launch.launch(
-            norm_rotate_store,
-            (count, -(-(heads + 2 * kv_heads) // WARPS)),
-            THREADS,
-            query,
-            *own,
+        shape, scratch, count, rows = run.arrays.shape, run.scratch, run.count, run.requests
+        heads, kv_heads = shape.num_heads, shape.num_kv_heads
+        grid = (pair_tiles(1 + run.k, heads, kv_heads), kv_heads, rows)
+        run.launch.launch(
+            _ATTEND[cluster_blocks(grid[0] * grid[1] * grid[2])],
+            grid,
+            ATTEND_THREADS,
+            scratch.attention[:count],
+            layer.k_cache,
+            layer.v_cache,
             scratch.qkv[:count],
             layer.q_norm,
             layer.k_norm,
             run.arrays.rope_table,
-            scratch.block_positions[:count],
-            self.own_cells[:count],
-            heads,
-            shape.rms_norm_eps,
-            run.live,
-        )
-        tiles = self.arrivals.shape[2]
-        pieces = min(self.totals.shape[0] * tiles, max(2 * tiles, _BLOCKS // (kv_heads * rows)))
-        launch.launch(
-            block_attend,
-            (pieces, kv_heads, rows),
-            2 * THREADS if kv_heads * rows * tiles <= _FEW_TILES else THREADS,
-            scratch.attention[:count],
-            self.totals,
-            self.stats,
-            self.arrivals,
-            query,
-            *own,
-            self.own_table,
-            layer.k_cache,
-            layer.v_cache,
             run.state.block_tables,
             run.step.inputs.idx_mapping[:rows],
             scratch.context_lens[:rows],
             scratch.block_lens[:rows],
             heads,
+            shape.rms_norm_eps,
             layer.window,
             int(layer.causal),
             float(shape.head_dim) ** -0.5,

@@ -19,9 +19,9 @@ _BLOCKS = 264
 _MIXED_TILES = 8
 """Tiles of one request that run at once where rows differ: most requests have one or none, and a block costs even so."""
 
-_CLUSTERS = (CLUSTER, CLUSTER // 2, CLUSTER // 4)
-_PLAIN = {size: replace(attend_step, cluster=size) for size in _CLUSTERS}
-_NORMED = {size: replace(norm_attend_step, cluster=size) for size in _CLUSTERS}
+CLUSTERS = (CLUSTER, CLUSTER // 2, CLUSTER // 4)
+_PLAIN = {size: replace(attend_step, cluster=size) for size in CLUSTERS}
+_NORMED = {size: replace(norm_attend_step, cluster=size) for size in CLUSTERS}
 
 FEW_ROWS = 128
 """Rows of a step up to which it is one launch: each tile of pairs rotates the keys of its request's earlier rows anew."""
@@ -34,7 +34,7 @@ def pair_tiles(rows: int, num_heads: int, num_kv_heads: int) -> int:
 
 def cluster_blocks(tiles: int) -> int:
     """Blocks that share the keys of each of so many tiles of pairs."""
-    return next((size for size in _CLUSTERS if size * tiles <= _BLOCKS), _CLUSTERS[-1])
+    return next((size for size in CLUSTERS if size * tiles <= _BLOCKS), CLUSTERS[-1])
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,23 @@ _LOG2_E = 1.4426950408889634
 
 
 @device_function
-def visible(score, key, seen, scale):
+def visible(score, key, begin, seen, scale):
     if key < seen:
         return score * scale
     return NEG_INF
+
+
+@device_function
+def visible_within(score, key, begin, seen, scale):
+    if key >= begin and key < seen:
+        return score * scale
+    return NEG_INF
+
+
+@device_function
+def all_before(before, row, keys, window, causal):
+    """Keys [begin, end) that a row sees: all up to its own position."""
+    return i32(0), min(i32(before + row + i32(1)), keys)
 
 
 @device_function
@@ -69,8 +82,11 @@ def _products_with(mma: Any, pair: Any) -> Any:
     return dots, product
 
 
-def tiles_with(mma: Any, pair: Any) -> Any:
-    """`attend_tiles` for the tensor cores' product `mma` and the rounding of two floats into a word `pair`."""
+def tiles_with(mma: Any, pair: Any, span: Any = all_before, see: Any = visible) -> Any:
+    """`attend_tiles` for the tensor cores' product `mma` and the rounding of two floats into a word `pair`.
+
+    span: which keys a row sees, as `all_before`; see: a score there, as `visible`, or `visible_within` where they begin behind 0.
+    """
     dots, product = _products_with(mma, pair)
     new_keys, queries_of = new_keys_with(pair), queries_with(pair)
 
@@ -78,14 +94,19 @@ def tiles_with(mma: Any, pair: Any) -> Any:
     def attend_tiles(
         base, stat, query_base, k_cache, v_cache, qkv, q_gain, k_gain, table, block_tables, slot_mapping, table_row, kv_head,
         num_heads, token, group, share, page_share, first_pair, pairs, before, limit, keys, eps, scale, stores, warp, warps, rank,
-        place, places, entries, ahead_entry,
+        place, places, entries, ahead_entry, window, causal,
     ):  # fmt: skip
-        """A warp's tiles of keys, the first of them under way: sums to its part of the ring, maximum and total to `stat`."""
+        """A warp's tiles of keys, the first of them under way: sums to its part of the ring, maximum and total to `stat`.
+
+        slot_mapping None: keys and values of the step are not stored. window, causal: for `span`.
+        """
         head_dim, width = i32(k_cache.shape[3]), i32(qkv.shape[1])
         half, block_size = u32(head_dim * i32(16)), i32(k_cache.shape[1])
         g, quad, last = i32(lane() >> i32(2)), i32(lane() & i32(3)), i32(pairs - i32(1))
-        near_seen = min(i32(before + quotient(i32(first_pair + min(g, last)), share) + i32(1)), keys)
-        far_seen = min(i32(before + quotient(i32(first_pair + min(i32(g + i32(8)), last)), share) + i32(1)), keys)
+        row = quotient(i32(first_pair + min(g, last)), share)
+        far_row = quotient(i32(first_pair + min(i32(g + i32(8)), last)), share)
+        near_begin, near_seen = span(before, row, keys, window, causal)
+        far_begin, far_seen = span(before, far_row, keys, window, causal)
         mine, near = u32(base + u32(lane() * i32(16))), u32(query_base + u32(lane() * i32(16)))
         even, odd = u32(0x5410), u32(0x7632)
         scale = scale * f32(_LOG2_E)
@@ -140,10 +161,16 @@ def tiles_with(mma: Any, pair: Any) -> Any:
                     commit_copies()
                 k0 = i32(first + quad * i32(2))
                 k1, k2, k3 = i32(k0 + i32(1)), i32(k0 + i32(8)), i32(k0 + i32(9))
-                a, b = visible(s0[0] + s2[0], k0, near_seen, scale), visible(s0[1] + s2[1], k1, near_seen, scale)
-                c, d = visible(s1[0] + s3[0], k2, near_seen, scale), visible(s1[1] + s3[1], k3, near_seen, scale)
-                e, f = visible(s0[2] + s2[2], k0, far_seen, scale), visible(s0[3] + s2[3], k1, far_seen, scale)
-                h, j = visible(s1[2] + s3[2], k2, far_seen, scale), visible(s1[3] + s3[3], k3, far_seen, scale)
+                a, b = (
+                    see(s0[0] + s2[0], k0, near_begin, near_seen, scale),
+                    see(s0[1] + s2[1], k1, near_begin, near_seen, scale),
+                )
+                c, d = (
+                    see(s1[0] + s3[0], k2, near_begin, near_seen, scale),
+                    see(s1[1] + s3[1], k3, near_begin, near_seen, scale),
+                )
+                e, f = see(s0[2] + s2[2], k0, far_begin, far_seen, scale), see(s0[3] + s2[3], k1, far_begin, far_seen, scale)
+                h, j = see(s1[2] + s3[2], k2, far_begin, far_seen, scale), see(s1[3] + s3[3], k3, far_begin, far_seen, scale)
                 near_high = max(near_top, quad_max(max(max(a, b), max(c, d))))
                 far_high = max(far_top, quad_max(max(max(e, f), max(h, j))))
                 near_shift, far_shift = finite_or_zero(near_high), finite_or_zero(far_high)
@@ -194,7 +221,8 @@ def tiles_with(mma: Any, pair: Any) -> Any:
                 if i32(ahead * i32(_KEYS)) < keys:
                     at = u32(mine + u32(_VALUES))
                     fetch_tile_values(at, v_cache, block_tables, table_row, kv_head, ahead, entry, limit, page_share)
-                    entries = entries_of(slot_mapping, token, before, ahead, max(i32(ahead * i32(_KEYS)), limit), keys)
+                    if slot_mapping is not None:
+                        entries = entries_of(slot_mapping, token, before, ahead, max(i32(ahead * i32(_KEYS)), limit), keys)
                 else:
                     commit_copies()
             tile = i32(tile + places)

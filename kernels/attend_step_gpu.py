@@ -77,7 +77,7 @@ def _step(mma: Any, pair: Any) -> Callable[..., Any]:
                             own, stat, query_base, k_cache, v_cache, qkv, q_gain, k_gain, table, block_tables, slot_mapping,
                             table_row, kv_head, num_heads, token, group, share, page_share, first_pair, pairs, before, limit, keys,
                             eps, scale, i32(first_pair + pairs) == pair_count, warp, warps, rank, place, places, entries,
-                            ahead_entry,
+                            ahead_entry, i32(0), i32(0),
                         )  # fmt: skip
                     cuda.syncthreads()
                     cluster_barrier()

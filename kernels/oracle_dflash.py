@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from kernels.oracle_forward import head_norm, rope
 from kernels.oracle_sampling import draft_gumbels
 
 Floats: TypeAlias = "npt.NDArray[np.float32]"
@@ -322,26 +323,28 @@ def join_norm(
 
 def block_attend(
     out: Floats,
-    query: Floats,
-    own_keys: Floats,
-    own_values: Floats,
     k_cache: Floats,
     v_cache: Floats,
+    qkv: Floats,
+    q_gain: Floats,
+    k_gain: Floats,
+    table: Floats,
     block_tables: Integers,
     idx_mapping: Integers,
     context_lens: Integers,
     block_lens: Integers,
     num_heads: int,
+    eps: float,
     window: int,
     causal: int,
     scale: float,
     num_requests: Integers,
 ) -> Floats:
-    """`block_attention` of what that kernel would find in `qkv` and in one layer of its cache."""
-    requests, queries, kv_heads, head_dim = own_keys.shape
-    own = np.concatenate([own_keys, own_values], axis=2).reshape(requests * queries, 2 * kv_heads * head_dim)
-    qkv = np.concatenate([query, own], axis=1)
+    """`block_attention` of one layer of a cache, behind the norm and the rotation of the block's heads."""
+    queries, kv_heads = len(out) // len(context_lens), k_cache.shape[2]
     live = np.array([num_requests[0] * queries], np.int32)
+    positions = (context_lens[:, None] + np.arange(queries, dtype=np.int32)).ravel().clip(0, len(table) - 1)
+    turned = rope(head_norm(qkv, q_gain, k_gain, num_heads, kv_heads, eps, live), table, positions, num_heads, kv_heads, live)
     cache = np.stack([k_cache, v_cache])[None]
     where = (block_tables, idx_mapping, context_lens, block_lens)
-    return block_attention(out, qkv, cache, *where, 0, num_heads, window, causal, scale, live)
+    return block_attention(out, turned, cache, *where, 0, num_heads, window, causal, scale, live)

@@ -83,7 +83,7 @@ SIGNATURES: dict[str, str] = {
     "store_context": "s6 f2 f2 f2 i1 i1 i1 i1 i1 f i1",
     "block_inputs": "i1 i1 i1 i1 i1 i1 i1 i1 i1 i i i1",
     "block_attention": "s2 f2 s6 i2 i1 i1 i1 i i i i f i1",
-    "block_attend": "s2 f4 f4 i3 s2 s4 s4 i2 s4 s4 i2 i1 i1 i1 i i i f i1",
+    "block_attend": "s2 s4 s4 f2 f1 f1 f2 i2 i1 i1 i1 i f i i f i1",
     "block_conv": "s2 s2 f3 f2 i i i1",
     "join_conv": "f2 s2 f2 f2 f2 f3 f2 f1 f3 s2 f i i i1",
     "join_norm": "s2 f2 f2 f3 f2 f1 f i i1",

@@ -1,4 +1,4 @@
-"""The GPU forms of a DFlash2 block's joins, from their own source in an emulated warp."""
+"""The GPU forms of a draft block's joins and attention, from their own source in an emulated warp."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from kernels import oracle_dflash as oracle
 from tests.storage_cases import TOLERANCE, widened
-from tests.test_kernels_dflash import join_case
+from tests.test_kernels_dflash import attend_case, compare_attend, join_case
 from tests.warp_emulator import Warp, gpu_module, load16
 
 NUMPY = {"float32": "float32", "bfloat16": "uint16", "float16": "float16"}
@@ -57,3 +57,42 @@ def test_joins(storage: str, joins: int, groups: int, queries: int, width: int, 
         warp.run(module.norm_form, *(held[name] for name in names), rows)
         normed = oracle.join_norm(**{name: wide[name] for name in names}, num_tokens=rows)
         np.testing.assert_allclose(widened(held["out"]), normed, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("storage", "head_dim", "block_size", "num_heads", "queries", "contexts", "lengths", "window", "causal", "warps", "blocks"),
+    [
+        ("bfloat16", 64, 16, 2, 3, (0, 15), (3, 2), 0, 0, 1, 1),
+        ("float16", 64, 12, 4, 5, (3, 23), (0, 5), 0, 1, 2, 1),
+        ("bfloat16", 128, 16, 2, 4, (32, 70), (4, 4), 5, 0, 2, 2),
+        ("bfloat16", 64, 32, 2, 4, (64, 3), (4, 1), 20, 1, 1, 2),
+    ],
+    ids=str,
+)
+def test_block_attention(
+    storage: str,
+    head_dim: int,
+    block_size: int,
+    num_heads: int,
+    queries: int,
+    contexts: tuple[int, int],
+    lengths: tuple[int, int],
+    window: int,
+    causal: int,
+    warps: int,
+    blocks: int,
+) -> None:
+    """Own keys across tiles, tiles in front of a window left out, warps with several tiles or none; nothing is stored but `out`."""
+    case = attend_case(storage, head_dim, num_heads, queries, contexts, lengths, window, causal, block_size)
+    held = {name: arg.copy() if isinstance(arg, np.ndarray) else np.int32(arg) for name, arg in case.items()}
+    held |= {name: np.float32(case[name]) for name in ("eps", "scale")}
+    warp = Warp(warps, blocks)
+    parts: dict[str, Any] = {}
+    for name in ("attend_pages_gpu", "attend_heads_gpu", "attend_fold_gpu", "attend_keys_gpu", "block_attend_gpu"):
+        parts[name] = gpu_module(name, warp, **parts)
+    form = parts["block_attend_gpu"].BLOCK[NUMPY[storage]]
+    warp.run(form, *held.values(), np.array([1.0]), np.array([2.0]), np.array([3.0]))
+    compare_attend(case, held["out"], lengths, storage)
+    for name, value in held.items():
+        if isinstance(value, np.ndarray) and name != "out":
+            assert value.tobytes() == case[name].tobytes(), name
