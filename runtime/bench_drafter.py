@@ -1,7 +1,8 @@
-"""Times each launch of a proposal on a GPU: `python -m runtime.bench_drafter CONFIG [--requests N]`.
+"""Times each launch of a proposal on a GPU: `python -m runtime.bench_drafter CONFIG [--requests N] [--step]`.
 
 A few prompts are answered first, so that caches and lengths hold what they hold in a run. Then each launch of the propose graph is
-captured many times over into a graph of its own; figures are medians of replays, the last line is the propose graph as it is.
+captured many times over into a graph of its own; figures are medians of replays, the last line is the propose graph as it is. With
+--step the verify step in front of it is measured too, and both in turn.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 from graphs.key import GraphKey
 from graphs.launch import Array, Grid
+from graphs.step import record_step
 from kernels.lang import Kernel
 from runtime.config_file import merge, parse_override
 from runtime.engine import Engine
@@ -82,28 +84,54 @@ class Row:
     microseconds: float
 
 
-def measure(engine: Engine, requests: int, prompt_tokens: int) -> list[Row]:
-    """The launches of the propose graph behind a verify step of `requests` rows; all of them one by one, and as one graph, last."""
+def measure(engine: Engine, requests: int, prompt_tokens: int, *, step: bool = False) -> list[Row]:
+    """The launches of the propose graph behind a verify step of `requests` rows; all of them one by one, and as one graph, last.
+
+    step: those of the verify step in front of them, and the time of both graphs in turn.
+    """
     params = SamplingParams(max_tokens=32, ignore_eos=True)
     engine.generate([[100 + i % 400 for i in range(prompt_tokens + row)] for row in range(requests)], params)
     runner: Any = engine.runner
-    proposer, k = runner._proposer, runner.sizes.num_speculative_tokens
-    key = GraphKey.propose(requests, requests * (1 + k))
-    collected = Collected()
-    proposer.record(collected, key, runner._state, runner._step)
-    times: dict[str, list[float]] = {}
-    for name, record in collected.launches:
-        times.setdefault(re.sub(r"layers\.\d+\.", "layers.*.", name), []).append(
-            replay_microseconds(runner.compute, record, COPIES)
+    stream, queries = runner.compute, 1 + runner.sizes.num_speculative_tokens
+    propose, verify = GraphKey.propose(requests, requests * queries), GraphKey.uniform(requests, queries)
+
+    def record_propose(launcher: Any) -> None:
+        runner._proposer.record(launcher, propose, runner._state, runner._step)
+
+    def record_verify(launcher: Any) -> None:
+        record_step(
+            launcher,
+            verify,
+            runner._target,
+            runner._state,
+            runner._step,
+            block_size=runner.sizes.block_size,
+            max_model_len=runner.sizes.max_model_len,
+            num_logits=requests * queries,
         )
 
-    def everything(stream: Any) -> None:
-        proposer.record(stream, key, runner._state, runner._step)
+    def both(launcher: Any) -> None:
+        record_verify(launcher)
+        record_propose(launcher)
 
+    rows = one_graph(stream, propose, record_propose)
+    if step:
+        rows += one_graph(stream, verify, record_verify)
+        rows.append(Row("both in one graph", 1, replay_microseconds(stream, both, 1)))
+    return rows
+
+
+def one_graph(stream: Any, key: GraphKey, record: Callable[[Any], None]) -> list[Row]:
+    """Each launch by itself, their sum, and the graph of them all."""
+    collected = Collected()
+    record(collected)
+    times: dict[str, list[float]] = {}
+    for name, launch in collected.launches:
+        times.setdefault(re.sub(r"layers\.\d+\.", "layers.*.", name), []).append(replay_microseconds(stream, launch, COPIES))
     rows = [Row(name, len(values), statistics.median(values)) for name, values in times.items()]
     count = len(collected.launches)
     rows.append(Row("each launch by itself", count, sum(map(sum, times.values()))))
-    return [*rows, Row(f"{key} as one graph", count, replay_microseconds(runner.compute, everything, 1))]
+    return [*rows, Row(f"{key} as one graph", count, replay_microseconds(stream, record, 1))]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -112,6 +140,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("config")
     parser.add_argument("--requests", type=int, default=1)
     parser.add_argument("--prompt-tokens", type=int, default=224)
+    parser.add_argument("--step", action="store_true", help="the verify step in front of the proposal as well")
     parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="a key of the configuration")
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args(argv)
@@ -119,7 +148,7 @@ def main(argv: list[str] | None = None) -> int:
     for pair in options.set:
         settings = merge(settings, parse_override(pair))
     with Engine.from_config(options.config, **settings) as engine:
-        rows = measure(engine, options.requests, options.prompt_tokens)
+        rows = measure(engine, options.requests, options.prompt_tokens, step=options.step)
     for row in rows:
         print(f"{row.count:3} x {row.microseconds:8.2f} us  {row.launch}")
     if options.json:
