@@ -8,7 +8,9 @@ from graphs.sampling_state import RequestLists, SamplingScratch, SamplingState
 from kernels.expand import expand_rows
 from kernels.penalties import count_tokens
 from kernels.process_adjust import adjust_logits, forbid_tokens
-from kernels.process_filter import count_logits, filter_logits, find_buckets, list_members, rank_members
+from kernels.process_buckets import find_buckets
+from kernels.process_histogram import count_logits
+from kernels.process_members import list_members, rank_members
 
 ROW_THREADS = 32
 THREADS = 256
@@ -33,10 +35,12 @@ def record_processing(
     num_requests: int,
     num_logits: int,
 ) -> None:
-    """Record logits [J, V' >= V] -> scratch.processed float32 [J, V] for at most `num_logits` rows of `num_requests` requests.
+    """Record logits [J, V' >= V] -> scratch.processed float32 [J, V] and scratch.filters.threshold [J] for at most `num_logits`
+    rows of `num_requests` requests.
 
     The order is vLLM's: logit bias, penalties, ids that are not allowed, bad words, stop ids before min_tokens; then for rows of a
-    temperature above 0 the temperature, min_p, top_k, top_p. A masked token is -inf.
+    temperature above 0 the temperature, min_p, top_k, top_p. A masked token is -inf, or below the threshold of its row: what min_p,
+    top_k and top_p take out is not stored, everyone who reads `processed` compares.
     """
     sampling, inputs = state.sampling, step.inputs
     processed, indices, live = scratch.processed[:num_logits], step.logits_indices[:num_logits], inputs.num_logits
@@ -105,7 +109,6 @@ def _record_filters(
     launch.launch(list_members, grid, THREADS, members, num_members, found, processed, best, slots, live)
     ranked = (threshold, members, num_members, found, best, top_k, top_p, slots, live)
     launch.launch(rank_members, rows, RANK_THREADS, *ranked)
-    launch.launch(filter_logits, grid, THREADS, processed, histogram, threshold, *kinds)
 
 
 def record_counting(launch: Launcher, step: StepArrays, lists: RequestLists, num_requests: int) -> None:

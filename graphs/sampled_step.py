@@ -25,7 +25,7 @@ BLOCKS = 600
 """That many fill a GPU."""
 
 ROW_THREADS = 32
-RACE_THREADS = 128
+RACE_THREADS = 256
 SUM_THREADS = 256
 
 
@@ -99,6 +99,7 @@ class Sampler:
             RACE_THREADS,
             *best,
             scratch.processed[:num_logits],
+            scratch.filters.threshold,
             state.sampling.temperature,
             state.sampling.seed,
             step.token_slot,
@@ -117,13 +118,13 @@ class Sampler:
         assert self._verified is not None
         scratch, verified, drafts, rows = self.scratch, self._verified, self._distribution, key.num_requests
         sampling, inputs = state.sampling, step.inputs
-        processed, indices = scratch.processed[:num_logits], step.logits_indices
+        processed, threshold, indices = scratch.processed[:num_logits], scratch.filters.threshold, step.logits_indices
         idx_mapping, cu_num_logits = inputs.idx_mapping[:rows], inputs.cu_num_logits[: rows + 1]
         self._record_processing(launch, key, state, step, num_logits)
         # The same stripes for any number of rows: a sum depends on them in its last bits, and a draft on the sum.
         stripes, width = stripes_of(self._vocab_size, MOST_TILES), TILE * MOST_TILES
         sums = (verified.stripe_max, verified.stripe_sum, verified.stripe_column)
-        launch.launch(sum_stripes, (num_logits, stripes), SUM_THREADS, *sums, processed, width, inputs.num_logits)
+        launch.launch(sum_stripes, (num_logits, stripes), SUM_THREADS, *sums, processed, threshold, width, inputs.num_logits)
         of_rows = (verified.log_sum, scratch.picks, scratch.degenerate, verified.uniforms)
         where = (sampling.seed, step.token_slot, step.positions, indices, scratch.local_position, inputs.num_logits)
         launch.launch(sum_rows, num_logits, ROW_THREADS, *of_rows, *sums, *where)
@@ -136,6 +137,7 @@ class Sampler:
             verified.residual,
             step.num_drafts[:rows],
             processed,
+            threshold,
             verified.log_sum,
             scratch.picks,
             verified.uniforms,
@@ -158,6 +160,7 @@ class Sampler:
             RACE_THREADS,
             *best,
             processed,
+            threshold,
             verified.log_sum,
             verified.num_accepted,
             verified.scale,

@@ -55,11 +55,11 @@ class DraftDistribution:
 
 @dataclass(frozen=True)
 class FilterScratch:
-    """How the thresholds of top_k and top_p are found (kernels/process_filter.py)."""
+    """How the thresholds of top_k and top_p are found (kernels/process_histogram.py)."""
 
     histogram: Array  # int32 [J, 2, BUCKETS] zero between steps
     found: Array  # int64 [J, FOUND]
-    threshold: Array  # float32 [J]
+    threshold: Array  # float32 [J] of `processed`: what is below is masked
     members: Array  # float32 [J, MEMBERS]
     num_members: Array  # int32 [J]
 
@@ -72,7 +72,7 @@ class SamplingScratch:
     local_position: Array  # int32 [J] place of the row in its block
     filters: FilterScratch
     stripe_best: Array  # float32 [S', J] largest of each stripe of `processed`
-    processed: Array  # float32 [J, V] logits after all processing; masked tokens are -inf
+    processed: Array  # float32 [J, V] logits after all processing; masked tokens are -inf or below the threshold
     best_score: Array  # float32 [S, J] of each stripe of the vocabulary
     best_column: Array  # int32 [S, J]
     picks: Array  # int32 [J] the token of each logits row: drawn, or its argmax where verification draws another one

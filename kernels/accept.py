@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from kernels.lang import cuda, i32, kernel
+from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 
 
-@kernel(writes=("sampled", "num_sampled", "num_drafts"))
+@kernel(writes=("sampled", "num_sampled", "num_drafts"), overlap=True)
 def accept_greedy(sampled, num_sampled, num_drafts, row_argmax, input_ids, logits_indices, cu_num_logits, num_requests):
     """Emit the target's tokens up to and including the first that differs from its draft; the bonus token when none differs.
 
@@ -22,6 +23,8 @@ def accept_greedy(sampled, num_sampled, num_drafts, row_argmax, input_ids, logit
     Launch: one thread a request row (grid 1, block 32..256); any grid and block is right. Row r belongs to one thread.
     No barrier. Capture safe. Oracle: kernels.oracle_step.accept_greedy. Method: Leviathan et al. 2023 at temperature 0.
     """
+    wait_for_launches()
+    let_next_launch_start()
     rows = i32(num_requests[0])
     width = i32(sampled.shape[1])
     first = i32(cuda.blockIdx.x) * i32(cuda.blockDim.x) + i32(cuda.threadIdx.x)
@@ -48,7 +51,7 @@ def accept_greedy(sampled, num_sampled, num_drafts, row_argmax, input_ids, logit
         num_drafts[row] = drafted
 
 
-@kernel(writes=("num_sampled", "num_rejected"))
+@kernel(writes=("num_sampled", "num_rejected"), overlap=True)
 def sampled_rejected(num_sampled, num_rejected, seq_lens, cu_num_logits, idx_mapping, prefill_len, num_requests):
     """Count the rejected rows of each request; a request that is still in its prompt emits nothing and rejects nothing.
 
@@ -59,6 +62,8 @@ def sampled_rejected(num_sampled, num_rejected, seq_lens, cu_num_logits, idx_map
 
     Launch, ownership, capture: as `accept_greedy`. Oracle: kernels.oracle_step.sampled_rejected.
     """
+    wait_for_launches()
+    let_next_launch_start()
     rows = i32(num_requests[0])
     slots = i32(prefill_len.shape[0])
     first = i32(cuda.blockIdx.x) * i32(cuda.blockDim.x) + i32(cuda.threadIdx.x)

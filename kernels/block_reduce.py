@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernels.lang import block_sum, cuda, device_function, f32, i32
+from kernels.lang import block_max, block_sum, cuda, device_function, f32, i32
 from kernels.lang_warp import lane, warp_max, warp_size, warp_sum
 
 
@@ -25,6 +25,24 @@ def block_total(value, scratch):
     total = warp_sum(total)
     cuda.syncthreads()
     return total
+
+
+@device_function
+def block_largest(value, scratch):
+    """Largest `value` of the block, returned to every thread; NaN is not for it. scratch and blocks as in `block_total`."""
+    threads, width = i32(cuda.blockDim.x), warp_size()
+    if threads % width != i32(0):
+        return block_max(value, scratch)
+    within = warp_max(value)
+    if lane() == i32(0):
+        scratch[i32(cuda.threadIdx.x) // width] = within
+    cuda.syncthreads()
+    largest = scratch[0]
+    for warp in range(lane(), threads // width, width):
+        largest = max(largest, scratch[warp])
+    largest = warp_max(largest)
+    cuda.syncthreads()
+    return largest
 
 
 @device_function

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from kernels.lang import cuda, i32, kernel
+from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 
 
-@kernel(writes=("outcome",))
+@kernel(writes=("outcome",), overlap=True)
 def publish_degenerate(outcome, degenerate, cu_num_logits, num_requests):
     """outcome[0, r, 3] = emitted tokens of request r that come from a logits row without a finite entry.
 
@@ -15,6 +16,8 @@ def publish_degenerate(outcome, degenerate, cu_num_logits, num_requests):
     Launch: one thread a request row (grid 1, block 32); any grid and block is right. No barrier. Capture safe. Oracle:
     kernels.oracle_sampling.publish_degenerate.
     """
+    wait_for_launches()
+    let_next_launch_start()
     for row in range(cuda.grid(1), num_requests[0], cuda.gridsize(1)):
         count = i32(0)
         for i in range(outcome[0, row, 0]):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from kernels.lang import cuda, i32, kernel
+from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 
 
-@kernel(writes=("slot_of_row", "local_position"))
+@kernel(writes=("slot_of_row", "local_position"), overlap=True)
 def expand_rows(slot_of_row, local_position, idx_mapping, cu_num_logits, num_requests):
     """For each logits row: the slot of its request, and which row of that request it is (0 = after the committed token).
 
@@ -15,6 +16,8 @@ def expand_rows(slot_of_row, local_position, idx_mapping, cu_num_logits, num_req
     Launch: one thread a request row (grid 1, block 32..256); any grid and block is right. Row r belongs to one thread.
     No barrier. Capture safe. Oracle: kernels.oracle_step.expand_rows.
     """
+    wait_for_launches()
+    let_next_launch_start()
     rows = i32(num_requests[0])
     first = i32(cuda.blockIdx.x) * i32(cuda.blockDim.x) + i32(cuda.threadIdx.x)
     for row in range(first, rows, i32(cuda.gridDim.x) * i32(cuda.blockDim.x)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernels.lang import cuda, device_function, f32, i32, kernel
+from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.slots import RECORD_PREFILL_LEN, RECORD_PROMPT_LEN
 
 IN_PROMPT = i32(1 << 30)
@@ -62,7 +63,7 @@ def begin_counts(counts, record, tokens):
                 cuda.atomic.add(counts, (slot, token), i32(1))
 
 
-@kernel(writes=("counts",))
+@kernel(writes=("counts",), overlap=True)
 def count_tokens(counts, sampled, num_sampled, idx_mapping, num_requests):
     """counts[slot, id] += 1 for each token that a step kept. Runs after `advance`, which has cut num_sampled at a stop.
 
@@ -74,6 +75,8 @@ def count_tokens(counts, sampled, num_sampled, idx_mapping, num_requests):
     step, so its counts belong to one thread and need no atomics. No barrier. Capture safe.
     Oracle: kernels.oracle_step.count_tokens.
     """
+    wait_for_launches()
+    let_next_launch_start()
     rows = i32(num_requests[0])
     first = i32(cuda.blockIdx.x) * i32(cuda.blockDim.x) + i32(cuda.threadIdx.x)
     for row in range(first, rows, i32(cuda.gridDim.x) * i32(cuda.blockDim.x)):

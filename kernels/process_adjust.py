@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from kernels.argmax import float_order
-from kernels.lang import MAX_THREADS, NEG_INF, block_max, cuda, device_function, f32, float_of_bits, i32, kernel, u64
+from kernels.block_reduce import block_largest
+from kernels.lang import MAX_THREADS, NEG_INF, cuda, device_function, f32, float_of_bits, i32, kernel, u64
+from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.penalties import penalised
 
 _LARGEST = f32(1e30)
@@ -34,7 +36,7 @@ def stripe_maximum(values, row, begin, end, scratch):
     order = i32(_LOWEST)
     for i in range(begin + i32(cuda.threadIdx.x), end, cuda.blockDim.x):
         order = max(order, float_order(values[row, u64(i)]))
-    return block_max(float_of_order(order), scratch)
+    return block_largest(float_of_order(order), scratch)
 
 
 @device_function
@@ -89,7 +91,7 @@ def _scale(processed, logits, row, begin, end, divisor):
     return order
 
 
-@kernel(writes=("processed", "best"))
+@kernel(writes=("processed", "best"), overlap=True)
 def adjust_logits(
     processed,
     best,
@@ -137,6 +139,8 @@ def adjust_logits(
     columns by the counts, then those of bias and drafts anew. Safe under capture. Oracle: oracle_process.adjust_logits.
     """
     scratch = cuda.shared.array(MAX_THREADS, f32)
+    wait_for_launches()
+    let_next_launch_start()
     tid = i32(cuda.threadIdx.x)
     threads = i32(cuda.blockDim.x)
     vocab = i32(processed.shape[1])
@@ -155,7 +159,7 @@ def adjust_logits(
                 end = min(i32(begin + width), vocab)
                 if not penalties and not limited and num_bias[slot] == i32(0):
                     order = _scale(processed, logits, row, begin, end, divisor)
-                    largest = block_max(float_of_order(order), scratch)
+                    largest = block_largest(float_of_order(order), scratch)
                 else:
                     for i in range(begin + tid, end, threads):
                         value = logits[row, u64(i)]
@@ -186,7 +190,7 @@ def adjust_logits(
                     best[stripe, row] = largest
 
 
-@kernel(writes=("processed", "best"))
+@kernel(writes=("processed", "best"), overlap=True)
 def forbid_tokens(
     processed,
     best,
@@ -225,6 +229,8 @@ def forbid_tokens(
     """
     scratch = cuda.shared.array(MAX_THREADS, f32)
     forbidden = cuda.shared.array(1, i32)
+    wait_for_launches()
+    let_next_launch_start()
     tid = i32(cuda.threadIdx.x)
     threads = i32(cuda.blockDim.x)
     vocab = i32(processed.shape[1])

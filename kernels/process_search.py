@@ -1,5 +1,5 @@
-"""The threshold of top_k or top_p in one row, by one block alone: for rows whose histogram (kernels/process_filter.py) leaves too
-many logits in question, such as thousands of equals.
+"""The threshold of top_k or top_p in one row, by one block alone: for rows whose histogram (kernels/process_histogram.py) leaves
+too many logits in question, such as thousands of equals.
 
 The search counts the logits of a row by their distance from its maximum, finds the stretch in which the threshold lies, and ranks
 the few logits of that stretch against each other; a stretch of too many is searched again, more finely.

@@ -9,7 +9,8 @@ average. Both then draw one more token: from the target's p behind the last draf
 from __future__ import annotations
 
 from kernels.exponential import exp
-from kernels.lang import NEG_INF, cuda, device_function, f32, i32, kernel
+from kernels.lang import cuda, device_function, f32, i32, kernel
+from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 
 MAX_DRAFTS = 64
 """Drafts of a block at most."""
@@ -19,10 +20,10 @@ STANDARD, BLOCK = 0, 1
 
 
 @device_function
-def probability(processed, row, token, log_sum):
-    """p(token) of a row of logits; 0 for a token outside the vocabulary, and for a logit of -inf or NaN."""
+def probability(processed, row, token, floor, log_sum):
+    """p(token) of a row of logits; 0 for a token outside the vocabulary, and for a logit below `floor` or NaN."""
     p = f32(0.0)
-    if token >= i32(0) and token < i32(processed.shape[1]) and processed[row, token] > NEG_INF:
+    if token >= i32(0) and token < i32(processed.shape[1]) and processed[row, token] >= floor:
         p = exp(processed[row, token] - log_sum)
     return p
 
@@ -38,26 +39,27 @@ def draft_probability(draft_ids, draft_probs, slot, i, token):
 
 
 @device_function
-def residual_mass(processed, row, log_sum, draft_ids, draft_probs, slot, i, scale):
+def residual_mass(processed, row, floor, log_sum, draft_ids, draft_probs, slot, i, scale):
     """Sum over the vocabulary of max(scale p - q, 0): all of p but the candidates at once, then the candidates one by one."""
     covered = f32(0.0)
     mass = f32(0.0)
     for c in range(draft_ids.shape[2]):
         token = i32(draft_ids[slot, i, c])
         if token >= i32(0):
-            p = probability(processed, row, token, log_sum)
+            p = probability(processed, row, token, floor, log_sum)
             covered += p
             mass += max(f32(scale * p - draft_probs[slot, i, c]), f32(0.0))
     return f32(mass + scale * max(f32(f32(1.0) - covered), f32(0.0)))
 
 
-@kernel(writes=("num_accepted", "scale", "residual", "num_drafts"))
+@kernel(writes=("num_accepted", "scale", "residual", "num_drafts"), overlap=True)
 def accept_drafts(
     num_accepted,
     scale,
     residual,
     num_drafts,
     processed,
+    threshold,
     log_sum,
     row_argmax,
     uniforms,
@@ -77,7 +79,8 @@ def accept_drafts(
     scale        float32 [R] out: the s of the residual.
     residual     int32 [R] out: 1 where a draft was rejected: the next token comes from the residual of its row; 0: from p.
     num_drafts   int32 [R] out: drafts >= 0 among the k_r.
-    processed float32 [J, V];  log_sum float32 [J], row_argmax int32 [J], uniforms float32 [J] of kernels.reject_rows.sum_rows
+    processed float32 [J, V];  threshold float32 [J], >= -1e30: logits below it are masked
+    log_sum float32 [J], row_argmax int32 [J], uniforms float32 [J] of kernels.reject_rows.sum_rows
     input_ids int32 [T] after the combine;  logits_indices int32 [J];  cu_num_logits int32 [R + 1]
     draft_ids int32 [N, k, K], draft_probs float32 [N, k, K]: q of draft i on its candidates, 0 elsewhere; -1 = no candidate
     temperature float32 [N];  idx_mapping int32 [R];  verification int32: STANDARD or BLOCK;  num_requests int32 [1]
@@ -93,6 +96,8 @@ def accept_drafts(
     q_of = cuda.shared.array(MAX_DRAFTS, f32)
     kept_of = cuda.shared.array(MAX_DRAFTS, f32)
     length_of = cuda.shared.array(1, i32)
+    wait_for_launches()
+    let_next_launch_start()
     first, step = i32(cuda.threadIdx.x), i32(cuda.blockDim.x)
     for row in range(cuda.blockIdx.x, num_requests[0], cuda.gridDim.x):
         base = i32(cu_num_logits[row])
@@ -105,7 +110,8 @@ def accept_drafts(
             p_of[i] = f32(0.0)
             q_of[i] = f32(0.0)
             if drawn and i < draft_ids.shape[1] and token >= i32(0) and token < i32(processed.shape[1]):
-                p_of[i] = probability(processed, base + i32(i), token, log_sum[base + i])
+                at = base + i32(i)
+                p_of[i] = probability(processed, at, token, threshold[at], log_sum[at])
                 q_of[i] = draft_probability(draft_ids, draft_probs, slot, i, token)
         cuda.syncthreads()
         if first == i32(0):
@@ -125,9 +131,8 @@ def accept_drafts(
                 kept = kept_of[i]
                 ends = kept
                 if i + i32(1) < length:
-                    mass = residual_mass(
-                        processed, base + i32(i) + i32(1), log_sum[base + i + 1], draft_ids, draft_probs, slot, i + 1, kept
-                    )
+                    at = base + i32(i) + i32(1)
+                    mass = residual_mass(processed, at, threshold[at], log_sum[at], draft_ids, draft_probs, slot, i + 1, kept)
                     ends = f32(mass / f32(mass + f32(1.0) - kept))
                 q_of[i] = ends
         cuda.syncthreads()

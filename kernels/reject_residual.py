@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-from kernels.argmax import float_order
 from kernels.block_reduce import block_best, warp_of_grid, warps_of_grid
 from kernels.lang import MAX_THREADS, NEG_INF, cuda, device_function, f32, i32, kernel, u64
+from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_warp import lane, warp_max
-from kernels.random import QUARTER, ROLE_RESIDUAL, ROLE_TOKEN, TILE, high_words, unsigned, word_of
+from kernels.random import QUARTER, ROLE_RESIDUAL, ROLE_TOKEN, TILE, gumbel_bound, high_words, unsigned, word_of
 from kernels.reject import draft_probability
-from kernels.sample import NO_COLUMN, best_of_row, drawn, tile_bound
+from kernels.sample import NO_COLUMN, NOTHING, best_of_row, drawn, leading_tile, may_win
 
 
 @device_function
@@ -26,11 +26,12 @@ def residual_logit(logit, log_sum, scale, q):
     return value
 
 
-@kernel(writes=("best_score", "best_column"))
+@kernel(writes=("best_score", "best_column"), overlap=True)
 def residual_stripes(
     best_score,
     best_column,
     processed,
+    threshold,
     log_sum,
     num_accepted,
     scale,
@@ -50,7 +51,8 @@ def residual_stripes(
     rejected there.
 
     best_score float32 [S, >= R] out: -inf where nothing is above -inf.   best_column int32 [S, >= R] out: NO_COLUMN there.
-    processed float32 [J, V];  log_sum float32 [J];  num_accepted, residual int32 [R], scale float32 [R] of accept_drafts
+    processed float32 [J, V];  threshold float32 [J], >= -1e30: logits below it are masked;  log_sum float32 [J]
+    num_accepted, residual int32 [R], scale float32 [R] of accept_drafts
     draft_ids int32 [N, k, K], draft_probs float32 [N, k, K];  temperature float32 [N];  seed int32 [N, 2]
     positions int32 [T];  logits_indices int32 [J];  cu_num_logits int32 [R + 1];  idx_mapping int32 [R]
     tiles_per_stripe int32;  num_requests int32 [1]
@@ -63,6 +65,8 @@ def residual_stripes(
     """
     values = cuda.shared.array(MAX_THREADS, f32)
     columns = cuda.shared.array(MAX_THREADS, i32)
+    wait_for_launches()
+    let_next_launch_start()
     vocab_size = i32(processed.shape[1])
     tiles = i32((vocab_size + i32(TILE - 1)) // i32(TILE))
     first, step = i32(cuda.threadIdx.x), i32(cuda.blockDim.x)
@@ -80,43 +84,47 @@ def residual_stripes(
         role = unsigned(i32(ROLE_RESIDUAL)) if rejected else unsigned(i32(ROLE_TOKEN))
         k0, k1 = unsigned(seed[slot, 0]), unsigned(seed[slot, 1])
         position = unsigned(positions[at] + i32(1))
+        floor = threshold[row] if live else f32(0.0)
         for stripe in range(cuda.blockIdx.y, best_score.shape[0], cuda.gridDim.y):
             value, bar = NEG_INF, NEG_INF
             chosen = NO_COLUMN
-            begin = i32(stripe) * tiles_per_stripe
-            for tile in range(begin, min(begin + tiles_per_stripe, tiles) if live else begin):
-                tile = i32(tile)
-                bound = tile_bound(processed, row, tile, first, step, vocab_size, noisy, position, role, k0, k1)
-                top = warp_max(bound)
-                if top > float_order(bar):
-                    for turn in range(2):
-                        mine = bound == top if turn == 0 else bound != top and bound > float_order(bar)
-                        # A thread without a column in the tile has the lowest bound of all.
-                        count = min(i32(QUARTER), vocab_size - tile * i32(TILE)) if mine else i32(0)
-                        for n in range(first, count, step):
+            begin = min(i32(stripe) * tiles_per_stripe, tiles)
+            end = min(begin + tiles_per_stripe, tiles) if live else begin
+            bound, leader, rest = leading_tile(
+                processed, row, begin, end, first, step, vocab_size, floor, noisy, position, role, k0, k1
+            )
+            top = warp_max(bound)
+            if top > NOTHING:
+                for turn in range(3):
+                    calls = i32(QUARTER) if may_win(turn, bound, rest, top, bar) else i32(0)
+                    tile, behind = (leader, leader + i32(1)) if turn < 2 else (begin, end)
+                    while tile < behind:
+                        for n in range(first, min(calls, vocab_size - tile * i32(TILE)), step):
                             call = tile * i32(QUARTER) + i32(n)
                             highs = high_words(call, position, role, k0, k1)
                             for which in range(4):
                                 column = tile * i32(TILE) + i32(which) * i32(QUARTER) + i32(n)
-                                if column < vocab_size:
-                                    score = processed[row, u64(column)]
+                                score = processed[row, u64(column)] if column < vocab_size else NEG_INF
+                                least, high = max(bar, value), word_of(highs, which)
+                                reach = f32(score + gumbel_bound(high)) if noisy else score
+                                if score >= floor and reach >= least:
                                     if rejected:
                                         q = draft_probability(draft_ids, draft_probs, slot, accepted, column)
                                         score = residual_logit(score, log_sum[row], scale[request], q)
                                     if noisy:
-                                        high = word_of(highs, which)
-                                        score = drawn(score, max(bar, value), high, call, which, position, role, k0, k1)
+                                        score = drawn(score, least, high, call, which, position, role, k0, k1)
                                     if score > value or (score == value and column < chosen and score > NEG_INF):
                                         value = score
                                         chosen = column
-                        bar = warp_max(value)
+                        tile += i32(1)
+                    bar = warp_max(value)
             largest, lowest = block_best(value, chosen, values, columns)
             if cuda.threadIdx.x == 0:
                 best_score[stripe, request] = largest
                 best_column[stripe, request] = lowest
 
 
-@kernel(writes=("sampled", "num_sampled"))
+@kernel(writes=("sampled", "num_sampled"), overlap=True)
 def emit_drawn(
     sampled, num_sampled, num_accepted, best_score, best_column, row_argmax, input_ids, logits_indices, cu_num_logits, num_requests
 ):
@@ -130,6 +138,8 @@ def emit_drawn(
     Launch: a warp a request (grid R, block 32), any grid of whole warps. No barrier. Capture safe. Oracle:
     oracle_sampling.emit_drawn.
     """
+    wait_for_launches()
+    let_next_launch_start()
     width = i32(sampled.shape[1])
     for request in range(warp_of_grid(), num_requests[0], warps_of_grid()):
         base = i32(cu_num_logits[request])

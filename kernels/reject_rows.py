@@ -7,7 +7,8 @@ import math
 from kernels.argmax import float_of_order, float_order
 from kernels.block_reduce import block_best, block_total, warp_of_grid, warps_of_grid
 from kernels.exponential import exp
-from kernels.lang import MAX_THREADS, NEG_INF, cuda, f32, i32, kernel, u64
+from kernels.lang import MAX_THREADS, NEG_INF, cuda, device_function, f32, i32, kernel, u64
+from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_warp import lane, warp_size, warp_sum
 from kernels.random import accept_uniform
 from kernels.sample import NO_COLUMN, best_of_row
@@ -15,35 +16,73 @@ from kernels.sample import NO_COLUMN, best_of_row
 _LOWEST = i32(-2147483648)
 
 
-@kernel(writes=("stripe_max", "stripe_sum", "stripe_column"))
-def sum_stripes(stripe_max, stripe_sum, stripe_column, processed, stripe_width, num_rows):
+@device_function
+def _order(logit, floor):
+    """float_order of a logit; lowest for NaN and below `floor`."""
+    return float_order(logit) if logit >= floor else i32(_LOWEST)
+
+
+@device_function
+def _weight(logit, floor, largest):
+    return exp(logit - largest) if logit >= floor else f32(0.0)
+
+
+@device_function
+def _four(processed, row, column, step):
+    """Four columns of a thread, loaded before the first is used: a GPU waits once for all of them."""
+    v0, v1 = processed[row, u64(column)], processed[row, u64(column + step)]
+    v2, v3 = processed[row, u64(column + i32(2) * step)], processed[row, u64(column + i32(3) * step)]
+    return v0, v1, v2, v3
+
+
+@kernel(writes=("stripe_max", "stripe_sum", "stripe_column"), overlap=True, max_registers=64)
+def sum_stripes(stripe_max, stripe_sum, stripe_column, processed, threshold, stripe_width, num_rows):
     """Of stripe s of row j: the largest logit, the sum of exp(logit - largest), and the lowest column of the largest.
 
     stripe_max, stripe_sum float32 [S, J] out: -inf and 0 for a stripe with nothing above -inf.   stripe_column int32 [S, J] out:
-    NO_COLUMN there.   processed float32 [J, V], masked tokens and NaN count as nothing.   stripe_width int32: columns of a stripe.
-    num_rows int32 [1] live rows.
+    NO_COLUMN there.   processed float32 [J, V].   threshold float32 [J], >= -1e30: what lies below it, and NaN, counts as nothing.
+    stripe_width int32: columns of a stripe.   num_rows int32 [1] live rows.
 
     Launch: grid (J, S), threads over the columns of a stripe; a block owns its stripes, barriers are reached by all its threads.
     The order of the sum depends on the block size alone. Capture safe. Oracle: oracle_sampling.sum_stripes.
     """
     scratch = cuda.shared.array(MAX_THREADS, f32)
     columns = cuda.shared.array(MAX_THREADS, i32)
-    vocab_size = i32(processed.shape[1])
+    wait_for_launches()
+    let_next_launch_start()
+    vocab_size, step = i32(processed.shape[1]), i32(cuda.blockDim.x)
     for row in range(cuda.blockIdx.x, num_rows[0], cuda.gridDim.x):
+        floor = threshold[row]
         for stripe in range(cuda.blockIdx.y, stripe_max.shape[0], cuda.gridDim.y):
-            begin = i32(stripe) * stripe_width
-            end = min(begin + stripe_width, vocab_size)
-            order = i32(_LOWEST)
-            for column in range(begin + i32(cuda.threadIdx.x), end, i32(cuda.blockDim.x)):
-                order = max(order, float_order(processed[row, u64(column)]))
+            begin = i32(stripe) * stripe_width + i32(cuda.threadIdx.x)
+            end = min(i32(stripe + 1) * stripe_width, vocab_size)
+            # A single thread, which is a CPU's, takes all columns one by one: that is what its compiler vectorises.
+            whole = end - i32(3) * step if step > i32(1) else begin
+            order, rest = i32(_LOWEST), begin
+            while rest < whole:
+                v0, v1, v2, v3 = _four(processed, row, rest, step)
+                order = max(order, max(max(_order(v0, floor), _order(v1, floor)), max(_order(v2, floor), _order(v3, floor))))
+                rest += i32(4) * step
+            for column in range(rest, end, step):
+                order = max(order, _order(processed[row, u64(column)], floor))
             largest, _ = block_best(float_of_order(order), NO_COLUMN, scratch, columns)
             total = f32(0.0)
             chosen = NO_COLUMN
             if largest > NEG_INF:
-                for column in range(begin + i32(cuda.threadIdx.x), end, i32(cuda.blockDim.x)):
+                rest = begin
+                while rest < whole:
+                    v0, v1, v2, v3 = _four(processed, row, rest, step)
+                    total += _weight(v0, floor, largest)
+                    total += _weight(v1, floor, largest)
+                    total += _weight(v2, floor, largest)
+                    total += _weight(v3, floor, largest)
+                    for nth in range(4):
+                        if (v0 if nth == 0 else v1 if nth == 1 else v2 if nth == 2 else v3) == largest:
+                            chosen = min(chosen, rest + i32(nth) * step)
+                    rest += i32(4) * step
+                for column in range(rest, end, step):
                     logit = processed[row, u64(column)]
-                    if logit > NEG_INF:
-                        total += exp(logit - largest)
+                    total += _weight(logit, floor, largest)
                     if logit == largest:
                         chosen = min(chosen, i32(column))
             total = block_total(total, scratch)
@@ -55,7 +94,7 @@ def sum_stripes(stripe_max, stripe_sum, stripe_column, processed, stripe_width, 
                 stripe_column[stripe, row] = lowest
 
 
-@kernel(writes=("log_sum", "row_argmax", "degenerate", "uniforms"))
+@kernel(writes=("log_sum", "row_argmax", "degenerate", "uniforms"), overlap=True)
 def sum_rows(
     log_sum,
     row_argmax,
@@ -83,6 +122,8 @@ def sum_rows(
 
     Launch: a warp a row (grid J, block 32), any grid of whole warps. No barrier. Capture safe. Oracle: oracle_sampling.sum_rows.
     """
+    wait_for_launches()
+    let_next_launch_start()
     for row in range(warp_of_grid(), num_rows[0], warps_of_grid()):
         largest, column = best_of_row(stripe_max, stripe_column, row)
         total = f32(0.0)

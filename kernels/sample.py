@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from kernels.argmax import float_order
 from kernels.block_reduce import block_best, warp_of_grid, warps_of_grid
-from kernels.lang import MAX_THREADS, NEG_INF, cuda, device_function, f32, i32, kernel, u64
+from kernels.lang import MAX_THREADS, NEG_INF, bits_of_float, cuda, device_function, f32, i32, kernel, u64
+from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_warp import lane, warp_max, warp_size
 from kernels.random import (
     QUARTER,
@@ -21,40 +22,83 @@ from kernels.random import (
 NO_COLUMN = i32(2147483647)
 """Column of a stripe or a row in which nothing is above -inf."""
 
+NOTHING = i32(-2139095040)
+"""float_order of -inf; only that of NaN, which a bound has where nothing is kept, is lower."""
+
 _LOWEST = i32(-2147483648)
 
 
 @device_function
-def bounded(logit, high):
-    """At least logit + gumbel, as an integer that orders as the float does; NaN lowest."""
-    return float_order(f32(logit + gumbel_bound(high)))
+def bounded(logit, high, floor):
+    """At least logit + gumbel, as an integer that orders as the float does; lowest for NaN and below `floor`."""
+    bits = bits_of_float(f32(logit + gumbel_bound(high)))
+    order = bits if bits >= i32(0) else i32(_LOWEST - bits)
+    return order if logit >= floor else i32(_LOWEST)
 
 
 @device_function
-def tile_bound(processed, row, tile, first, step, vocab_size, noisy, position, role, k0, k1):
-    """float_order of a bound of the scores of this thread's columns in one tile: cheap, and on a CPU vectorised."""
+def kept(logit, floor):
+    """The float_order of a logit; lowest for NaN and below `floor`."""
+    return float_order(logit) if logit >= floor else i32(_LOWEST)
+
+
+@device_function
+def tile_bound(processed, row, tile, first, step, calls, vocab_size, floor, noisy, position, role, k0, k1):
+    """float_order of a bound of the scores of this thread's columns in one tile: cheap, and on a CPU vectorised. calls: how many of
+    a whole tile's calls are this thread's."""
     best = i32(_LOWEST)
     start = i32(tile * i32(TILE))
-    if noisy:
-        if start + i32(TILE) <= vocab_size:
-            for n in range(first, QUARTER, step):
-                w0, w1, w2, w3 = high_words(tile * i32(QUARTER) + i32(n), position, role, k0, k1)
-                at = u64(start + i32(n))  # an unsigned index needs no check for counting from the end
-                best = max(best, bounded(processed[row, at], w0))
-                best = max(best, bounded(processed[row, at + u64(QUARTER)], w1))
-                best = max(best, bounded(processed[row, at + u64(2 * QUARTER)], w2))
-                best = max(best, bounded(processed[row, at + u64(3 * QUARTER)], w3))
-        else:
-            for n in range(first, min(i32(QUARTER), vocab_size - start), step):
-                words = high_words(tile * i32(QUARTER) + i32(n), position, role, k0, k1)
-                for which in range(4):
-                    column = start + i32(n) + i32(which) * i32(QUARTER)
-                    if column < vocab_size:
-                        best = max(best, bounded(processed[row, column], word_of(words, which)))
+    if start + i32(TILE) > vocab_size:
+        for n in range(first, min(i32(QUARTER), vocab_size - start), step):
+            words = high_words(tile * i32(QUARTER) + i32(n), position, role, k0, k1)
+            for which in range(4):
+                column = start + i32(n) + i32(which) * i32(QUARTER)
+                if column < vocab_size:
+                    logit = processed[row, u64(column)]
+                    best = max(best, bounded(logit, word_of(words, which), floor) if noisy else kept(logit, floor))
+    elif noisy:
+        for nth in range(calls):
+            n = first + i32(nth) * step
+            at = u64(start + n)  # an unsigned index needs no check for counting from the end
+            v0, v1 = processed[row, at], processed[row, at + u64(QUARTER)]
+            v2, v3 = processed[row, at + u64(2 * QUARTER)], processed[row, at + u64(3 * QUARTER)]
+            w0, w1, w2, w3 = high_words(tile * i32(QUARTER) + n, position, role, k0, k1)
+            best = max(best, max(bounded(v0, w0, floor), bounded(v1, w1, floor)))
+            best = max(best, max(bounded(v2, w2, floor), bounded(v3, w3, floor)))
     else:
-        for column in range(start + first, min(start + i32(TILE), vocab_size), step):
-            best = max(best, float_order(processed[row, u64(column)]))
+        for nth in range(calls):
+            at = u64(start + first + i32(nth) * step)
+            v0, v1 = processed[row, at], processed[row, at + u64(QUARTER)]
+            v2, v3 = processed[row, at + u64(2 * QUARTER)], processed[row, at + u64(3 * QUARTER)]
+            best = max(best, max(max(kept(v0, floor), kept(v1, floor)), max(kept(v2, floor), kept(v3, floor))))
     return best
+
+
+@device_function
+def leading_tile(processed, row, begin, end, first, step, vocab_size, floor, noisy, position, role, k0, k1):
+    """(bound, tile, rest): the highest bound of this thread's columns in tiles begin .. end - 1, the first tile that has it, and
+    the highest bound of the other tiles."""
+    bound, leader, rest = i32(_LOWEST), begin, i32(_LOWEST)
+    calls = max(i32(QUARTER) - first + step - i32(1), i32(0)) // step
+    for tile in range(begin, end):
+        here = tile_bound(processed, row, i32(tile), first, step, calls, vocab_size, floor, noisy, position, role, k0, k1)
+        rest = max(rest, min(bound, here))
+        if here > bound:
+            bound, leader = here, i32(tile)
+    return bound, leader, rest
+
+
+@device_function
+def may_win(turn, bound, rest, top, bar):
+    """Whether this thread has a score to compute in a turn of a race, `bar` the best so far: first the thread of the warp with the
+    highest bound, then whoever may beat what that one found, then those with a second tile that may."""
+    mine = bound == top
+    if turn == 1:
+        mine = bound != top and bound >= float_order(bar)
+    if turn == 2:
+        bound = rest
+        mine = rest >= float_order(bar)
+    return mine and bound > NOTHING
 
 
 @device_function
@@ -68,9 +112,10 @@ def drawn(logit, value, high, call, which, position, role, k0, k1):
 
 
 @device_function
-def race_columns(processed, row, tile, first, step, vocab_size, noisy, position, role, k0, k1, bar, value, chosen):
+def race_columns(processed, row, tile, first, step, vocab_size, floor, drawing, bar, value, chosen):
     """(value, chosen): the best score so far and its column, behind this thread's columns of a tile. What stays below `bar` is not
     computed."""
+    noisy, position, role, k0, k1 = drawing
     start = i32(tile * i32(TILE))
     for n in range(first, min(i32(QUARTER), vocab_size - start), step):
         call = tile * i32(QUARTER) + i32(n)
@@ -79,6 +124,8 @@ def race_columns(processed, row, tile, first, step, vocab_size, noisy, position,
             column = start + i32(which) * i32(QUARTER) + i32(n)
             if column < vocab_size:
                 score = processed[row, u64(column)]
+                if not score >= floor:
+                    score = NEG_INF
                 if noisy:
                     score = drawn(score, max(bar, value), word_of(highs, which), call, which, position, role, k0, k1)
                 if score > value or (score == value and column < chosen and score > NEG_INF):
@@ -87,26 +134,39 @@ def race_columns(processed, row, tile, first, step, vocab_size, noisy, position,
     return value, chosen
 
 
-@kernel(writes=("best_score", "best_column"))
+@kernel(writes=("best_score", "best_column"), overlap=True)
 def race_stripes(
-    best_score, best_column, processed, temperature, seed, token_slot, positions, logits_indices, tiles_per_stripe, num_rows
+    best_score,
+    best_column,
+    processed,
+    threshold,
+    temperature,
+    seed,
+    token_slot,
+    positions,
+    logits_indices,
+    tiles_per_stripe,
+    num_rows,
 ):
     """best_score[s, j], best_column[s, j] = the largest of logit + Gumbel noise in stripe s of row j, and its column.
 
     best_score  float32 [S, J] out: -inf where nothing is above -inf.   best_column int32 [S, J] out: NO_COLUMN there.
     processed   float32 [J, V], masked tokens -inf. NaN never wins; the lowest column wins a tie.
+    threshold   float32 [J], >= -1e30: logits below it are masked too.
     temperature float32 [N] by slot: rows of a slot at 0 get no noise.   seed int32 [N, 2].
     token_slot, positions int32 [T];  logits_indices int32 [J].   tiles_per_stripe int32.   num_rows int32 [1] live rows.
 
     The noise of a column depends on the seed of the row's request, the position of the token that is drawn (one behind that of the
     row) and the column: kernels/random.py.
 
-    Launch: grid (J, S), whole warps over the columns of a tile. Each thread bounds the scores of its columns in a tile; then the
-    thread of a warp with the highest bound computes its own, and whoever still may beat that computes his. A block owns its
-    stripes; barriers are reached by all its threads. Capture safe. Oracle: oracle_sampling.race_stripes.
+    Launch: grid (J, S), whole warps over the columns of a tile. Each thread bounds the scores of its columns, tile by tile; at the
+    end the thread of a warp with the highest bound computes the scores behind it, and whoever still may beat that computes his. A
+    block owns its stripes; barriers are reached by all its threads. Capture safe. Oracle: oracle_sampling.race_stripes.
     """
     values = cuda.shared.array(MAX_THREADS, f32)
     columns = cuda.shared.array(MAX_THREADS, i32)
+    wait_for_launches()
+    let_next_launch_start()
     vocab_size = i32(processed.shape[1])
     stripes = i32(best_score.shape[0])
     tiles = i32((vocab_size + i32(TILE - 1)) // i32(TILE))
@@ -117,22 +177,27 @@ def race_stripes(
         noisy = slot >= i32(0) and temperature[slot] > f32(0.0)
         k0, k1 = unsigned(seed[max(slot, i32(0)), 0]), unsigned(seed[max(slot, i32(0)), 1])
         position, role = unsigned(positions[at] + i32(1)), unsigned(i32(ROLE_TOKEN))
+        floor = threshold[row]
         for stripe in range(cuda.blockIdx.y, stripes, cuda.gridDim.y):
             value, bar = NEG_INF, NEG_INF
             chosen = NO_COLUMN
-            begin = i32(stripe) * tiles_per_stripe
-            for tile in range(begin, min(begin + tiles_per_stripe, tiles)):
-                tile = i32(tile)
-                bound = tile_bound(processed, row, tile, first, step, vocab_size, noisy, position, role, k0, k1)
-                top = warp_max(bound)
-                if top > float_order(bar):
-                    for turn in range(2):
-                        mine = bound == top if turn == 0 else bound != top and bound > float_order(bar)
-                        if mine:
+            begin = min(i32(stripe) * tiles_per_stripe, tiles)
+            end = min(begin + tiles_per_stripe, tiles)
+            bound, leader, rest = leading_tile(
+                processed, row, begin, end, first, step, vocab_size, floor, noisy, position, role, k0, k1
+            )
+            top = warp_max(bound)
+            if top > NOTHING:
+                for turn in range(3):
+                    if may_win(turn, bound, rest, top, bar):
+                        tile, behind = (leader, leader + i32(1)) if turn < 2 else (begin, end)
+                        while tile < behind:
+                            drawing = noisy, position, role, k0, k1
                             value, chosen = race_columns(
-                                processed, row, tile, first, step, vocab_size, noisy, position, role, k0, k1, bar, value, chosen
+                                processed, row, tile, first, step, vocab_size, floor, drawing, bar, value, chosen
                             )
-                        bar = warp_max(value)
+                            tile += i32(1)
+                    bar = warp_max(value)
             largest, lowest = block_best(value, chosen, values, columns)
             if cuda.threadIdx.x == 0:
                 best_score[stripe, row] = largest
@@ -154,7 +219,7 @@ def best_of_row(best_score, best_column, row):
     return largest, lowest
 
 
-@kernel(writes=("picks", "degenerate"))
+@kernel(writes=("picks", "degenerate"), overlap=True)
 def pick_rows(picks, degenerate, best_score, best_column, num_rows):
     """The best of the stripes of each row.
 
@@ -164,6 +229,8 @@ def pick_rows(picks, degenerate, best_score, best_column, num_rows):
 
     Launch: a warp a row (grid J, block 32), any grid of whole warps. No barrier. Capture safe. Oracle: oracle_sampling.pick_rows.
     """
+    wait_for_launches()
+    let_next_launch_start()
     for row in range(warp_of_grid(), num_rows[0], warps_of_grid()):
         _, column = best_of_row(best_score, best_column, row)
         if lane() == i32(0):

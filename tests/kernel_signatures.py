@@ -61,12 +61,12 @@ SIGNATURES: dict[str, str] = {
     # sampling
     "admit_sampling": "f1 i2 i1 f1 f1 f1 f1 f1 i1 i1 i1 i1 i1 i1",
     "admit_lists": "i2 f2 i2 i2 i2 i1 i1 i1 i1 i1 i1",
-    "race_stripes": "f2 i2 f2 f1 i2 i1 i1 i1 i i1",
+    "race_stripes": "f2 i2 f2 f1 f1 i2 i1 i1 i1 i i1",
     "pick_rows": "i1 i1 f2 i2 i1",
-    "sum_stripes": "f2 f2 i2 f2 i i1",
+    "sum_stripes": "f2 f2 i2 f2 f1 i i1",
     "sum_rows": "f1 i1 i1 f1 f2 f2 i2 i2 i1 i1 i1 i1 i1",
-    "accept_drafts": "i1 f1 i1 i1 f2 f1 i1 f1 i1 i1 i1 i3 f3 f1 i1 i i1",
-    "residual_stripes": "f2 i2 f2 f1 i1 f1 i1 i3 f3 f1 i2 i1 i1 i1 i1 i i1",
+    "accept_drafts": "i1 f1 i1 i1 f2 f1 f1 i1 f1 i1 i1 i1 i3 f3 f1 i1 i i1",
+    "residual_stripes": "f2 i2 f2 f1 f1 i1 f1 i1 i3 f3 f1 i2 i1 i1 i1 i1 i i1",
     "emit_drawn": "i2 i1 i1 f2 i2 i1 i1 i1 i1 i1",
     "publish_degenerate": "i3 i1 i1 i1",
     # logits processing
@@ -76,7 +76,6 @@ SIGNATURES: dict[str, str] = {
     "find_buckets": "l2 f1 i1 i3 f2 f2 f1 i1 f1 f1 i1 i1",
     "list_members": "f2 i1 l2 f2 f2 i1 i1",
     "rank_members": "f1 f2 i1 l2 f2 i1 f1 i1 i1",
-    "filter_logits": "f2 i3 f1 f1 i1 f1 f1 i1 i1",
     "publish_logprobs": "i4 f2 i i2 f2 i2 i1 i1 i1 i1 i1",
     # block drafters
     "tap": "s2 f2 i i1",

@@ -29,6 +29,11 @@ class Batch:
     def take(self, *names: str) -> dict[str, Any]:
         return {name: self.args[name] for name in names}
 
+    def kept(self) -> Floats:
+        """Live rows of `processed`, -inf where they are below their threshold."""
+        processed, threshold = (self.args[name][: self.num_rows] for name in ("processed", "threshold"))
+        return np.where(processed >= threshold[:, None], processed, np.float32(-np.inf))
+
 
 def batch(seed: int, vocab_size: int, k: int = 3, candidates: int = 4) -> Batch:
     """A step of four requests; token rows in another order than logits rows, a pad behind each kind of row."""
@@ -39,6 +44,8 @@ def batch(seed: int, vocab_size: int, k: int = 3, candidates: int = 4) -> Batch:
     processed[rng.random(processed.shape) < 0.3] = -np.inf
     processed[rng.random(processed.shape) < 0.02] = np.nan
     processed[rows] = 1e30
+    threshold = np.where(np.arange(rows + 1) % 3 == 1, -1.5, -1e30).astype(np.float32)
+    threshold[rows] = np.nan
     logits_indices = np.full(rows + 1, 10**6, np.int32)
     logits_indices[:rows] = np.sort(rng.choice(tokens, rows, replace=False))
     token_slot, positions = np.full(tokens, -1, np.int32), np.full(tokens, -7, np.int32)
@@ -62,6 +69,7 @@ def batch(seed: int, vocab_size: int, k: int = 3, candidates: int = 4) -> Batch:
     seeds = rng.integers(-(2**31), 2**31, (SLOTS, 2)).astype(np.int32)
     args = {
         "processed": processed,
+        "threshold": threshold,
         "temperature": TEMPERATURE.copy(),
         "seed": seeds,
         "token_slot": token_slot,

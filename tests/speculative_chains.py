@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from kernels.accept import accept_greedy
 from kernels.lang import NEG_INF, cuda, f32, i32, kernel
+from kernels.process_search import LOWEST_LOGIT
 from kernels.random import TILE, draft_gumbel
 from kernels.reject import BLOCK, STANDARD, accept_drafts
 from kernels.reject_residual import emit_drawn, residual_stripes
@@ -120,6 +121,7 @@ class _Steps:
         self.token_slot = np.repeat(self.slots, 1 + k)
         self.indices = np.arange(self.rows, dtype=np.int32)
         self.cu = (np.arange(n + 1) * (1 + k)).astype(np.int32)
+        self.everything = np.full(self.rows, LOWEST_LOGIT, np.float32)
         self.temperature = np.full(n, chains.temperature, np.float32)
 
     def draft(self, launch: Launch, last: Ints, positions: Ints, missing: Ints) -> Ints:
@@ -140,22 +142,22 @@ class _Steps:
         score, column = np.zeros((self.stripes, rows), np.float32), np.zeros((self.stripes, rows), np.int32)
         where = (self.token_slot, positions, self.indices)
         if chains.q == "one-hot":
-            launch.run(race_stripes, score, column, processed, self.temperature, self.seeds, *where, 1, live_rows)
+            launch.run(race_stripes, score, column, processed, self.everything, self.temperature, self.seeds, *where, 1, live_rows)
             launch.run(pick_rows, picks, degenerate, score, column, live_rows)
             launch.run(accept_greedy, sampled, num_sampled, num_drafts, picks, fed, self.indices, self.cu, live)
             return sampled, num_sampled
         sums = (np.zeros_like(score), np.zeros_like(score), np.zeros_like(column))
         log_sum, uniforms = np.zeros(rows, np.float32), np.zeros(rows, np.float32)
-        launch.run(sum_stripes, *sums, processed, TILE, live_rows)
+        launch.run(sum_stripes, *sums, processed, self.everything, TILE, live_rows)
         places = np.tile(np.arange(1 + chains.k, dtype=np.int32), n)
         launch.run(sum_rows, log_sum, picks, degenerate, uniforms, *sums, self.seeds, *where, places, live_rows)
         accepted, scale, residual = np.zeros(n, np.int32), np.zeros(n, np.float32), np.zeros(n, np.int32)
         decided, drafter = (accepted, scale, residual), (self.ids, self.probs, self.temperature)
-        walk = (processed, log_sum, picks, uniforms, fed, self.indices, self.cu)
+        walk = (processed, self.everything, log_sum, picks, uniforms, fed, self.indices, self.cu)
         mode = BLOCK if chains.verification == "block" else STANDARD
         launch.run(accept_drafts, *decided, num_drafts, *walk, *drafter, self.slots, int(mode), live)
         rest = (self.seeds, positions, self.indices, self.cu, self.slots, 1, live)
-        launch.run(residual_stripes, score, column, processed, log_sum, *decided, *drafter, *rest)
+        launch.run(residual_stripes, score, column, processed, self.everything, log_sum, *decided, *drafter, *rest)
         launch.run(emit_drawn, sampled, num_sampled, accepted, score, column, picks, fed, self.indices, self.cu, live)
         return sampled, num_sampled
 

@@ -1,4 +1,4 @@
-"""min_p, top_k and top_p: the five kernels in their order against sorting, under njit and in the simulator."""
+"""min_p, top_k and top_p: the four kernels in their order against sorting, under njit and in the simulator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import oracle_process as oracle
-from kernels.process_filter import BUCKETS, FOUND, MEMBERS, count_logits, filter_logits, find_buckets, list_members, rank_members
+from kernels.process_buckets import FOUND, MEMBERS, find_buckets
+from kernels.process_histogram import BUCKETS, count_logits
+from kernels.process_members import list_members, rank_members
 from tests.kernel_cases import Launch, floats, guarded, launches, live, untouched
 
 VOCAB = 70
@@ -23,7 +25,7 @@ Setting = tuple[float, int, float, float]  # temperature, top_k, top_p, min_p
 
 @dataclass
 class Filter:
-    """The arguments of all five kernels, by name; row j belongs to slot j % len(settings)."""
+    """The arguments of all four kernels, by name; row j belongs to slot j % len(settings)."""
 
     arrays: dict[str, Any]
 
@@ -50,13 +52,15 @@ class Filter:
         )
 
     def run(self, launch: Launch) -> np.ndarray:
-        for kernel in (count_logits, find_buckets, list_members, rank_members, filter_logits):
+        for kernel in (count_logits, find_buckets, list_members, rank_members):
             held = {name: value.copy() for name, value in self.arrays.items()}
             launch.run(kernel, *(self.arrays[name] for name in kernel.params))
             changed = {name for name, value in held.items() if value.tobytes() != self.arrays[name].tobytes()}
             assert changed <= kernel.writes
         assert not self.arrays["histogram"].any()
-        kept: np.ndarray = self.arrays["processed"]
+        kept: np.ndarray = self.arrays["processed"].copy()
+        rows = kept[: self.arrays["num_rows"][0]]
+        rows[rows < self.arrays["threshold"][: len(rows), None]] = -np.inf
         return kept
 
     def expected(self) -> np.ndarray:

@@ -144,11 +144,9 @@ def test_numbers_reach_into_both_tails_and_bounds_hold(launch: Launch) -> None:
 
 
 def scores_of(case: Batch) -> npt.NDArray[np.float64]:
-    names = ("processed", "temperature", "seed", "token_slot", "positions", "logits_indices")
-    args = case.take(*names)
-    for name in ("processed", "logits_indices"):
-        args[name] = args[name][: case.num_rows]
-    return oracle.scores(**args)
+    args = case.take("temperature", "seed", "token_slot", "positions", "logits_indices")
+    args["logits_indices"] = args["logits_indices"][: case.num_rows]
+    return oracle.scores(processed=case.kept(), **args)
 
 
 def check_race(launch: Launch, case: Batch, tiles_per_stripe: int) -> Array:
@@ -162,7 +160,7 @@ def check_race(launch: Launch, case: Batch, tiles_per_stripe: int) -> Array:
         "best_score": untouched(stripes, rows + 1),
         "best_column": untouched(stripes, rows + 1, dtype=np.int32),
         "tiles_per_stripe": tiles_per_stripe,
-        **case.take("processed", "temperature", "seed", "token_slot", "positions", "logits_indices", "num_rows"),
+        **case.take("processed", "threshold", "temperature", "seed", "token_slot", "positions", "logits_indices", "num_rows"),
     }
     launch.check(race_stripes, args, {"best_score": score, "best_column": column}, rtol=1e-5, atol=1e-5)
     picks, degenerate = untouched(rows + 1, dtype=np.int32), untouched(rows + 1, dtype=np.int32)
@@ -180,6 +178,7 @@ def test_race(launch: Launch) -> None:
     processed[1] = -np.inf
     processed[4] = np.nan  # the only row of request 1
     processed[5, :] = 0.25  # greedy: the lowest column of a tie, whatever the tiles
+    case.args["threshold"][[0, 2, 3, 6, 7, 8]] = 4.0  # half of what would be drawn
     picks = check_race(launch, case, tiles_per_stripe=1)
     assert picks[1] == picks[4] == picks[5] == 0
     if launch.executor != "simulator":
@@ -200,7 +199,7 @@ def test_one_column_alone_wins_wherever_it_is() -> None:
     for column in (0, 255, 256, TILE - 1, TILE, 2 * TILE + 5):
         case = batch(4, 2 * TILE + 6)
         case.args["processed"][:] = -np.inf
-        case.args["processed"][:, column] = -1e4
+        case.args["processed"][:, column] = -1
         assert set(check_race(Launch("cpu"), case, tiles_per_stripe=2)) == {column}
 
 
@@ -208,11 +207,10 @@ def test_one_column_alone_wins_wherever_it_is() -> None:
 
 
 def sums_of(case: Batch) -> dict[str, Array]:
-    names = ("processed", "seed", "token_slot", "positions", "logits_indices", "local_position")
-    args = case.take(*names)
-    for name in ("processed", "logits_indices", "local_position"):
+    args = case.take("seed", "token_slot", "positions", "logits_indices", "local_position")
+    for name in ("logits_indices", "local_position"):
         args[name] = args[name][: case.num_rows]
-    log_sum, row_argmax, degenerate, uniforms = oracle.sum_rows(**args)
+    log_sum, row_argmax, degenerate, uniforms = oracle.sum_rows(processed=case.kept(), **args)
     return {
         "log_sum": log_sum.astype(np.float32),
         "row_argmax": row_argmax,
@@ -229,14 +227,14 @@ def test_sums_of_rows(launch: Launch) -> None:
     case.args["processed"][3] = -np.inf
     case.args["processed"][3, 200] = 3.0
     rows, stripes = case.num_rows, 4
-    expected = oracle.sum_stripes(stripes, width, case.args["processed"][:rows])
+    expected = oracle.sum_stripes(stripes, width, case.kept())
     names = ("stripe_max", "stripe_sum", "stripe_column")
     kinds = (np.float32, np.float32, np.int32)
     blank = {name: untouched(stripes, rows + 1, dtype=kind) for name, kind in zip(names, kinds, strict=True)}
     full = {name: array.copy() for name, array in blank.items()}
     for name, values in zip(names, expected, strict=True):
         full[name][:, :rows] = values
-    launch.check(sum_stripes, {**blank, "stripe_width": width, **case.take("processed", "num_rows")}, full)
+    launch.check(sum_stripes, {**blank, "stripe_width": width, **case.take("processed", "threshold", "num_rows")}, full)
     sums = sums_of(case)
     out = {name: untouched(rows + 1, dtype=values.dtype) for name, values in sums.items()}
     held = {name: array.copy() for name, array in out.items()}
@@ -246,11 +244,11 @@ def test_sums_of_rows(launch: Launch) -> None:
     launch.check(sum_rows, args, held)
 
 
-def check_verification(launch: Launch, case: Batch, verification: int) -> Array:
+def check_verification(launch: Launch, case: Batch, verification: int, tiles_per_stripe: int = 1) -> Array:
     """accept_drafts, residual_stripes and emit_drawn, each on the oracle's results of the one before; ids emitted."""
     rows, requests, width = case.num_rows, case.num_requests, 1 + max(DRAFTS)
     sums = sums_of(case)
-    live = {name: case.args[name][:rows] for name in ("processed", "logits_indices")}
+    live = {"processed": case.kept(), "logits_indices": case.args["logits_indices"][:rows]}
     mapping, cu = case.args["idx_mapping"][:requests], case.args["cu_num_logits"][: requests + 1]
     drafter = case.take("draft_ids", "draft_probs", "temperature")
     decided = oracle.accept_drafts(
@@ -270,7 +268,7 @@ def check_verification(launch: Launch, case: Batch, verification: int) -> Array:
     for name, values in zip(names, decided, strict=True):
         full[name][:requests] = values
     padded = {name: np.append(values, values.dtype.type(-7)) for name, values in sums.items()}
-    common = case.take("processed", "logits_indices", "cu_num_logits", "idx_mapping", "num_requests")
+    common = case.take("processed", "threshold", "logits_indices", "cu_num_logits", "idx_mapping", "num_requests")
     args = {
         **blank,
         **{name: padded[name] for name in ("log_sum", "row_argmax", "uniforms")},
@@ -282,13 +280,13 @@ def check_verification(launch: Launch, case: Batch, verification: int) -> Array:
     launch.check(accept_drafts, args, full, rtol=1e-4)
 
     vocab_size = case.args["processed"].shape[1]
-    stripes = -(-vocab_size // TILE)
+    stripes = -(-vocab_size // (TILE * tiles_per_stripe))
     score, column = np.full((stripes, requests), -np.inf), np.full((stripes, requests), oracle.NO_COLUMN, np.int32)
     tokens = np.zeros(requests, np.int32)
     for request, slot in enumerate(mapping):
         row = cu[request] + max(num_accepted[request], 0)
         at = live["logits_indices"][row]
-        values = np.where(np.isnan(live["processed"][row]), -np.inf, live["processed"][row]).astype(np.float64)
+        values = live["processed"][row].astype(np.float64)
         if residual[request]:
             i = num_accepted[request]
             q = oracle.dense(drafter["draft_ids"][slot, i], drafter["draft_probs"][slot, i], vocab_size)
@@ -297,7 +295,7 @@ def check_verification(launch: Launch, case: Batch, verification: int) -> Array:
             role = ROLE_RESIDUAL if residual[request] else ROLE_TOKEN
             seed = tuple(case.args["seed"][slot])
             values = values + oracle.column_gumbels(seed, int(case.args["positions"][at]) + 1, role, vocab_size)
-        best = oracle.race_stripes(stripes, 1, values[None])
+        best = oracle.race_stripes(stripes, tiles_per_stripe, values[None])
         score[:, request], column[:, request] = best[0][:, 0], best[1][:, 0]
         tokens[request] = values.argmax() if values.max() > -np.inf else sums["row_argmax"][row]
     blank_race = {"best_score": untouched(stripes, rows + 1), "best_column": untouched(stripes, rows + 1, dtype=np.int32)}
@@ -310,7 +308,7 @@ def check_verification(launch: Launch, case: Batch, verification: int) -> Array:
         **common,
         **drafter,
         **case.take("seed", "positions"),
-        "tiles_per_stripe": 1,
+        "tiles_per_stripe": tiles_per_stripe,
     }
     launch.check(residual_stripes, args, full_race, rtol=1e-4, atol=1e-4)
 
@@ -354,6 +352,19 @@ def test_rows_of_nothing_keep_no_draft_and_yield_an_id_of_the_vocabulary(verific
         case = batch(6, 20_000)
         case.args["processed"][: case.num_rows] = value
         assert list(check_verification(Launch("cpu"), case, verification)) == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_residual_where_the_leading_tiles_are_rejected(seed: int) -> None:
+    """The draft is sure to be rejected, and so are the other candidates, each far ahead of its tile."""
+    case = batch(seed, 4 * TILE)
+    slot, row = case.args["idx_mapping"][0], case.args["cu_num_logits"][0]
+    ids = case.args["draft_ids"][slot, 0]
+    ids[:] = 5, TILE + 7, 3 * TILE + 9, -1
+    case.args["draft_probs"][slot, 0, :3] = 1 / 3
+    case.args["processed"][row, ids[:3]] = -1.0, 11.0, 11.0
+    case.args["input_ids"][case.args["logits_indices"][row + 1]] = ids[0]
+    assert check_verification(Launch("cpu"), case, STANDARD, tiles_per_stripe=4)[0] == 0
 
 
 @pytest.mark.skipif("simulator" not in EXECUTORS, reason="needs the simulator")

@@ -11,7 +11,8 @@ from graphs.logprobs import LogprobRecorder, LogprobScratch, PromptLogprobRecord
 from graphs.sampled_step import MOST_TILES, Sampler, Verification, stripes_of
 from graphs.sampling_state import DraftDistribution, FilterScratch, SamplingScratch, VerificationScratch
 from kernels.logprobs import MAX_LOGPROBS
-from kernels.process_filter import BUCKETS, FOUND, MEMBERS
+from kernels.process_buckets import FOUND, MEMBERS
+from kernels.process_histogram import BUCKETS
 from runtime.device import Device
 from runtime.request_lists import allocate_request_lists
 from runtime.step_buffers import StepSizes

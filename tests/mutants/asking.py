@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutation import Edit, Mutation, mutation
 
-_ADJUST, _FILTER, _PENALTIES = "kernels/process_adjust.py", "kernels/process_filter.py", "kernels/penalties.py"
+_ADJUST, _FILTER, _PENALTIES = "kernels/process_adjust.py", "kernels/process_members.py", "kernels/penalties.py"
 _GENERATION, _LOGPROBS, _SLOTS = "runtime/generation.py", "kernels/logprobs.py", "kernels/sampling_slots.py"
 _PROCESS, _STOPS = "tests/test_kernels_process.py::test_", "tests/test_runtime_stops.py::test_"
 _ENGINE = "tests/test_runtime_engine_params.py::test_"
@@ -113,8 +113,8 @@ MUTATIONS = (
         "top-k-keeps-one-more",
         "B27",
         _FILTER,
-        "place = i32(i64(top_k[slot]) - found[row, _ABOVE_TOP_K]) - i32(1)",
-        "place = i32(i64(top_k[slot]) - found[row, _ABOVE_TOP_K])",
+        "place = i32(i64(top_k[slot]) - found[row, ABOVE_TOP_K]) - i32(1)",
+        "place = i32(i64(top_k[slot]) - found[row, ABOVE_TOP_K])",
         test="tests/test_kernels_filter.py::test_filter",
         text=_PLAUSIBLE,
     ),
@@ -122,8 +122,8 @@ MUTATIONS = (
         "top-p-of-all-that-top-k-took-out",
         "B27",
         _FILTER,
-        "if ordered[i] >= floor and _bucket(ordered[i], largest) == first:",
-        "if _bucket(ordered[i], largest) == first:",
+        "if ordered[i] >= floor and bucket_of(ordered[i], largest) == first:",
+        "if bucket_of(ordered[i], largest) == first:",
         test="tests/test_kernels_filter.py::test_filter",
         text=_PLAUSIBLE,
     ),

@@ -12,7 +12,10 @@ import numpy.typing as npt
 from kernels.lang import cuda, f32, kernel
 from kernels.penalties import IN_PROMPT
 from kernels.process_adjust import adjust_logits
-from kernels.process_filter import BUCKETS, FOUND, MEMBERS, count_logits, filter_logits, find_buckets, list_members, rank_members
+from kernels.process_buckets import FOUND, MEMBERS, find_buckets
+from kernels.process_histogram import BUCKETS, count_logits
+from kernels.process_members import list_members, rank_members
+from kernels.process_search import LOWEST_LOGIT
 from kernels.reject import BLOCK, STANDARD, accept_drafts, draft_probability
 from kernels.reject_residual import residual_logit
 from kernels.reject_rows import sum_rows, sum_stripes
@@ -50,7 +53,8 @@ def reject_stochastic(launch: Launch, inputs: Inputs) -> Outputs:
     log_sum, uniforms = np.full(rows, -7, np.float32), np.full(rows, -7, np.float32)
     row_argmax, degenerate = np.full(rows, -7, np.int32), np.full(rows, -7, np.int32)
     where, zeros = np.arange(rows, dtype=np.int32), np.zeros(rows, np.int32)
-    launch(sum_stripes, largest, total, column, processed, vocab_size, live(rows))
+    everything = np.full(rows, LOWEST_LOGIT, np.float32)
+    launch(sum_stripes, largest, total, column, processed, everything, vocab_size, live(rows))
     of_rows = (log_sum, row_argmax, degenerate, uniforms)
     launch(sum_rows, *of_rows, largest, total, column, ints([[0, 0]]), zeros, where, where, where, live(rows))
     uniforms[:k] = np.array(inputs["uniforms"], np.float32)[:k]
@@ -62,6 +66,7 @@ def reject_stochastic(launch: Launch, inputs: Inputs) -> Outputs:
         residual,
         num_drafts,
         processed,
+        everything,
         log_sum,
         row_argmax,
         uniforms,
@@ -112,7 +117,7 @@ def sample(launch: Launch, inputs: Inputs) -> Outputs:
     launch(find_buckets, found, threshold, num_members, histogram, processed, best, *kinds)
     launch(list_members, members, num_members, found, processed, best, *kinds[4:])
     launch(rank_members, threshold, members, num_members, found, best, *kinds[1:3], *kinds[4:])
-    launch(filter_logits, processed, histogram, threshold, *kinds)
+    processed[processed < threshold[:, None]] = -np.inf
     return {"logits": processed, "allowed": [np.flatnonzero(row > -np.inf).tolist() for row in processed]}
 
 
