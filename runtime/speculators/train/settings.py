@@ -42,7 +42,7 @@ class Sources(Section):
     """How often a batch of prompts comes from where, as weights.
 
     magpie    the target writes the user's turn from nothing but the template
-    seeded    it completes a user's turn that begins with a composed phrase
+    seeded    it completes a user's turn, from an opener or from the first words of a composed prompt
     template  composed prompts
     passage   tasks over passages of earlier answers: summarise, repeat, correct, translate ...
     file      prompts of the user's own (`data.prompts`)
