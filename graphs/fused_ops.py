@@ -29,7 +29,7 @@ from kernels.project import (
     project_residual,
     project_residual_two,
 )
-from kernels.rmsnorm import rms_norm
+from kernels.rmsnorm import add_rms_norm, rms_norm
 from kernels.tile import CHUNK, TILE_ROWS
 
 THREADS = 128
@@ -137,7 +137,7 @@ class FusedScratch:
 @dataclass(frozen=True)
 class FusedOps:
     """Between operations scratch.normed holds residual * gain of the norm that comes next, scratch.squares the sums of squares of
-    the residual.
+    the residual; or scratch.normed is the norm itself (`_whole_norm`), and nobody looks at the squares.
 
     Attributes:
         scratch: sized for the largest step.
@@ -156,14 +156,13 @@ class FusedOps:
         tokens, written = run.num_tokens, self._residual_and_norm(run)
         ids = run.step.input_token_ids[:tokens]
         run.launch.launch(embed_squares, tokens, THREADS, *written, run.model.embed, norm, ids, run.live)
-        self._norm_in_float16(run, norm)
+        if self._whole_norm(run, "down"):
+            self._norm(run, norm)
 
     def attention_inputs(self, run: ForwardPass, layer: LayerArrays) -> None:
         tokens, qkv = run.num_tokens, run.scratch.qkv[: run.num_tokens]
         layout, eps = self._layout("qkv", layer.qkv), run.model.shape.rms_norm_eps
         if layout is None:
-            if not self._scaled(run):
-                self._norm(run, layer.input_norm)
             run.launch.matmul(qkv, run.scratch.normed[:tokens], layer.qkv, run.live)
         else:
             threads = 32 * (layout.warps + 1)
@@ -237,23 +236,29 @@ class FusedOps:
         return self.layouts[name] if name in self.layouts else layouts_of(name, *weight.shape)[0]
 
     def _project_residual(self, run: ForwardPass, name: str, x: Array, weight: Array, norm: Array) -> None:
-        layout, written = self._layout(name, weight), self._residual_and_norm(run)
-        if layout is None:
-            projected = run.scratch.projected[: run.num_tokens]
-            run.launch.matmul(projected, x, weight, run.live)
-            run.launch.launch(add_squares, _behind_grid(projected), _BEHIND_THREADS, *written, projected, norm, run.live)
-        else:
+        layout, written, eps = self._layout(name, weight), self._residual_and_norm(run), run.model.shape.rms_norm_eps
+        tokens, launch, whole = run.num_tokens, run.launch, self._whole_norm(run, name)
+        if layout is not None:
             kernel = project_residual if layout.slabs == 1 else project_residual_two
-            run.launch.launch(kernel, layout.grid, 32 * layout.warps, *written, x, weight, norm, layout.parts, run.live)
-        self._norm_in_float16(run, norm)
+            launch.launch(kernel, layout.grid, 32 * layout.warps, *written, x, weight, norm, layout.parts, run.live)
+            if whole:
+                self._norm(run, norm)
+            return
+        projected, (residual, normed, _) = run.scratch.projected[:tokens], written
+        launch.matmul(projected, x, weight, run.live)
+        if whole:
+            threads = norm_threads(normed.shape[1])
+            launch.launch(add_rms_norm, tokens, threads, normed, residual, projected, norm, eps, run.live)
+        else:
+            launch.launch(add_squares, _behind_grid(projected), _BEHIND_THREADS, *written, projected, norm, run.live)
 
     def _scaled(self, run: ForwardPass) -> int:
+        """float16: the residual may leave its range, its norm does not."""
         return int(run.scratch.normed.dtype == np.float16)
 
-    def _norm_in_float16(self, run: ForwardPass, gain: Array) -> None:
-        """float16: the residual may leave its range, its norm does not. scratch.normed is then the norm itself."""
-        if self._scaled(run):
-            self._norm(run, gain)
+    def _whole_norm(self, run: ForwardPass, name: str) -> bool:
+        """Is scratch.normed the norm itself behind `name`? In front of a library's qkv nobody else would divide by the rms."""
+        return bool(self._scaled(run)) or (name == "down" and "qkv" in self.layouts and self.layouts["qkv"] is None)
 
     def _norm(self, run: ForwardPass, gain: Array) -> None:
         """scratch.normed = the norm itself."""

@@ -163,7 +163,9 @@ class OpsChooser:
         rows = self._rows()
         for count in rows:
             run = self._pass(stream, count, borrowed)
-            places = {name: self._fastest_form(run, fused, name) for name in PRODUCTS}
+            places: dict[str, int] = {}
+            for name in PRODUCTS:  # qkv is the last: what it costs shows behind down too
+                places[name] = self._fastest_form(run, fused, name, places)
             layouts.append(places)
             own = laid_out(fused, self.model.layers[0], places)
             records: dict[str, Callable[[], None]] = {
@@ -200,20 +202,21 @@ class OpsChooser:
         layer_bytes = sum(getattr(layers[0], name).nbytes for name in names)
         return layers[: max(_FEWEST_LAYERS, -(-_BYTES // layer_bytes))]
 
-    def _fastest_form(self, run: ForwardPass, fused: FusedOps, name: str) -> int:
-        """Place of the fastest among the forms of a product, with all that belongs to it."""
+    def _fastest_form(self, run: ForwardPass, fused: FusedOps, name: str, places: dict[str, int]) -> int:
+        """Place of the fastest among the forms of a product, with all that belongs to it. places: of the others, as far as known."""
         records: dict[str, Callable[[], None]] = {}
         for place in range(len(forms_of(self.model.layers[0], name))):
-            ops = laid_out(fused, self.model.layers[0], {name: place})
+            ops = laid_out(fused, self.model.layers[0], places | {name: place})
             records[f"{name} {place}"] = lambda ops=ops: self._products(run, ops, name)  # type: ignore[misc]
         times = list(measure_in_turn(self.device, run.launch, records).values())
         return times.index(min(times))
 
     def _products(self, run: ForwardPass, ops: FusedOps, name: str) -> None:
+        if name == "qkv":
+            self._layers(run, ops)
+            return
         for layer in self._measured_layers(name):
-            if name == "qkv":
-                ops.attention_inputs(run, layer)
-            elif name == "out":
+            if name == "out":
                 ops.attention_output(run, layer, layer.post_norm)
             elif name == "gate_up":
                 ops.gate_up(run, layer)
