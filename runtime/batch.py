@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from runtime.errors import CapacityError, ConfigError
 
 Row = TypeVar("Row")
+
 
 
 class SlotPool:
@@ -54,8 +55,18 @@ class SlotPool:
             raise RuntimeError(f"slot accounting is broken: free = {self._free}, held = {sorted(self._held)}")
 
 
-class RowShape(NamedTuple):
+class Shaped(Protocol):
     """What ordering looks at: the tokens that a row has in this step and whether it begins inside its prefill."""
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    @property
+    def is_prefilling(self) -> bool: ...
+
+
+class RowShape(NamedTuple):
+    """Nothing but that, for rows that are something else."""
 
     num_tokens: int
     is_prefilling: bool
@@ -70,7 +81,7 @@ class QueryRow(NamedTuple):
     padded: bool = False  # a row that only fills up a captured size
 
 
-def order_rows(rows: Iterable[Row], query_len: int, shape: Callable[[Row], RowShape]) -> list[Row]:
+def order_rows(rows: Iterable[Row], query_len: int, shape: Callable[[Row], Shaped]) -> list[Row]:
     """Rows in batch order: decode rows first, then by is_prefilling, then by ascending tokens; stable.
 
     A decode row is past its prefill and has at most query_len tokens. A one-token tail of a prompt is none, whatever
@@ -78,7 +89,8 @@ def order_rows(rows: Iterable[Row], query_len: int, shape: Callable[[Row], RowSh
     """
 
     def key(row: Row) -> tuple[bool, bool, int]:
-        num_tokens, is_prefilling = shape(row)
+        shaped = shape(row)
+        is_prefilling, num_tokens = shaped.is_prefilling, shaped.num_tokens
         is_decode = not is_prefilling and num_tokens <= query_len
         return (not is_decode, is_prefilling, num_tokens)
 

@@ -23,12 +23,12 @@ class Detokenizer:
 
     def push(self, tokens: Iterable[int]) -> str:
         """Text that these tokens complete, "" when there is none yet."""
-        raw = b""
+        raw, skip = b"", self._skip_special_tokens
         for token in tokens:
-            raw += self._tokenizer.token_bytes(
-                token, first=self._nothing_yet and not raw, skip_special_tokens=self._skip_special_tokens
-            )
-        self._nothing_yet = self._nothing_yet and not raw
+            raw += self._tokenizer.token_bytes(token, first=self._nothing_yet and not raw, skip_special_tokens=skip)
+        if not raw:
+            return ""
+        self._nothing_yet = False
         return self._decoder.decode(raw)
 
     def flush(self) -> str:

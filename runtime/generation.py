@@ -68,7 +68,7 @@ class Generation:
         self._logprobs += update.logprobs[: len(taken)]
         if len(taken) < len(update.token_ids):
             self.request.roll_back(update, len(taken))
-        reason: FinishReason | None = "stop" if self.stopped_by_string else update.finish_reason
+        reason: FinishReason | None = "stop" if self._stops.matched is not None else update.finish_reason
         if reason is not None:
             text += self._flush()
         self._text.append(text)
@@ -79,7 +79,10 @@ class Generation:
         return len(taken)
 
     def _take(self, token_ids: Sequence[int]) -> tuple[list[int], str]:
-        """Token by token, so that the tokens behind the one that completes a stop string are seen as such."""
+        """Token by token where a stop string may end the text: the tokens behind the one that completes it are none of its."""
+        if not self.request.params.stop:
+            self._token_ids += token_ids
+            return list(token_ids), self._detokenizer.push(token_ids)
         taken: list[int] = []
         text = ""
         for token in token_ids:

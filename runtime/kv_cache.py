@@ -44,7 +44,12 @@ class BlockAllocator:
 
     def missing(self, owner: str, num_positions: int) -> int:
         """Blocks that `owner` (known or not) still lacks to cover num_positions."""
-        return max(0, self.blocks_for(num_positions) - len(self._tables.get(owner, ())))
+        lacking = self.blocks_for(num_positions) - len(self._tables.get(owner, ()))
+        return lacking if lacking > 0 else 0
+
+    def covers(self, owner: str, num_positions: int) -> bool:
+        """Does `owner` hold blocks enough for num_positions already?"""
+        return len(self._table(owner)) * self.block_size >= num_positions
 
     def can_cover(self, owner: str, num_positions: int) -> bool:
         return self.missing(owner, num_positions) <= len(self._free)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from types import EllipsisType
 from typing import Any, TypeAlias
 
@@ -31,10 +32,16 @@ def as_host_values(values: Values, name: str, dtype: np.dtype[Any]) -> npt.NDArr
         exact = [require_exact(value, f"{name}[{i}]") for i, value in enumerate(array.ravel())]
         array = np.array(exact, np.int64).reshape(array.shape)
     if dtype.kind in "iu" and array.dtype.kind in "iub":
-        bounds = np.iinfo(dtype)
+        least, most = _bounds_of(dtype)
         low, high = (int(array),) * 2 if array.ndim == 0 else (int(array.min(initial=0)), int(array.max(initial=0)))
-        if not bounds.min <= low <= high <= bounds.max:
-            raise MirrorError(f"{name}: values {low}..{high} do not fit {dtype} ({bounds.min}..{bounds.max})")
+        if not least <= low <= high <= most:
+            raise MirrorError(f"{name}: values {low}..{high} do not fit {dtype} ({least}..{most})")
     elif array.size and not np.can_cast(array.dtype, dtype, "same_kind"):
         raise MirrorError(f"{name}: {array.dtype} values for a {dtype} buffer; convert them first")
     return array.astype(dtype)
+
+
+@cache
+def _bounds_of(dtype: np.dtype[Any]) -> tuple[int, int]:
+    bounds = np.iinfo(dtype)
+    return int(bounds.min), int(bounds.max)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from runtime.sampling import SamplingParams
 
@@ -24,8 +24,7 @@ STOPPED_BY_TOKEN = 1
 STOPPED_BY_LENGTH = 2
 
 
-@dataclass(frozen=True)
-class ScheduledRow:
+class ScheduledRow(NamedTuple):
     """One request in one step. Rows of a step stand in the order of runtime.batch.order_rows."""
 
     request_id: str
@@ -51,8 +50,7 @@ class Admission:
     params: SamplingParams
 
 
-@dataclass(frozen=True)
-class BlockWrite:
+class BlockWrite(NamedTuple):
     """block_table[slot, column] = block. Columns that no write of the present owner named hold old values."""
 
     slot: int
@@ -86,7 +84,7 @@ class StepResult:
 
     def tokens(self, index: int) -> list[int]:
         """Tokens that row `index` yielded."""
-        return [int(token) for token in self.sampled[index][: self.num_sampled[index]]]
+        return list(map(int, self.sampled[index][: self.num_sampled[index]]))
 
     def check_rows(self, plan: StepPlan) -> None:
         """RuntimeError unless every column has a value for each row of the plan."""
@@ -116,12 +114,11 @@ class StepResult:
             )
 
 
-@dataclass(frozen=True)
-class TokenUpdate:
+class TokenUpdate(NamedTuple):
     """Tokens that one request gained from one step, and why it ended, if it did."""
 
     request_id: str
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: Sequence[int] = ()
     finish_reason: FinishReason | None = None
     num_drafts: int = 0  # valid drafts that the step verified for it
-    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each token, where the request asked for them
+    logprobs: Sequence[TokenLogprobs] = ()  # of each token, where the request asked for them

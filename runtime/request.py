@@ -34,6 +34,7 @@ class Request:
     prompt_token_ids   token ids, at least one (PromptError otherwise)
     output_token_ids   tokens that were collected; what is in flight is not here
     prefill_len        tokens known at the last admission: prompt + output_token_ids of that time; HostExact
+    max_total_len      it ends at this length at the latest; set by the scheduler that it is added to
     num_scheduled      HostUpperBound of the device's num_computed: its exact value + what is in flight at its largest.
                        Below prefill_len it is exact. Nothing in flight: exact.
     epoch              names the admission; the scheduler gives a new one at each admission and preemption
@@ -57,6 +58,7 @@ class Request:
         self.slot: int | None = None
         self.epoch = 0
         self.prefill_len = 0
+        self.max_total_len = 0
         self.num_scheduled = 0
         self.frames_in_flight = 0
         self.sampling_in_flight = 0
@@ -77,7 +79,7 @@ class Request:
     @property
     def min_total_len(self) -> int:
         """Least total length once everything in flight has returned, if no stop token ends the request before."""
-        return self.num_tokens + self.sampling_in_flight
+        return len(self.prompt_token_ids) + len(self.output_token_ids) + self.sampling_in_flight
 
     @property
     def is_prefilling(self) -> bool:
@@ -138,7 +140,7 @@ class Request:
         if not row.is_prefilling:
             self.num_scheduled -= row.num_tokens - len(token_ids)
         if token_ids:
-            self.output_token_ids.extend(int(token) for token in token_ids)
+            self.output_token_ids.extend(token_ids)
             if self.first_token_time is None:
                 self.first_token_time = now
             self.last_token_time = now
@@ -164,11 +166,10 @@ class Request:
         self.sampling_in_flight = 0
 
     def _require(self, action: str, *states: RequestState) -> None:
-        if self.state not in states:
-            wanted = " or ".join(state.name for state in states)
-            raise RuntimeError(
-                f"request {self.request_id!r}: cannot {action} in state {self.state.name}, only in {wanted}"
-            )
+        if self.state in states:
+            return
+        wanted = " or ".join(state.name for state in states)
+        raise RuntimeError(f"request {self.request_id!r}: cannot {action} in state {self.state.name}, only in {wanted}")
 
     def __str__(self) -> str:
         return (

@@ -183,7 +183,7 @@ class Runner:
         self.paths.launched(key, len(plan.rows))
         self.buffers.outcomes.submit(plan.step, self.compute, self.copy)
         logprobs, of_prompts = self._launch_logprobs(plan), None
-        if self._prompt_logprobs is not None:
+        if self._prompt_logprobs is not None and plan.query_len is None:
             of_prompts = self._prompt_logprobs.launch(plan.rows, self._run, self.compute, self.copy)
         if self._proposer is not None:
             # In every arm: the step that ends a prefill already drafts for the first decode step.

@@ -13,10 +13,10 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from runtime.batch import QueryRow, RowShape, SlotPool, order_rows, uniform_query_length
+from runtime.batch import QueryRow, SlotPool, order_rows, uniform_query_length
 from runtime.draft_lengths import DraftLengths, FixedLength
 from runtime.errors import CapacityError
 from runtime.kv_cache import BlockAllocator
@@ -49,6 +49,7 @@ class _Draft:
     budget: int
     num_drafts: int  # k of its decode rows
     rows: list[ScheduledRow] = field(default_factory=list)
+    states: list[QueryRow] = field(default_factory=list)  # of the rows, which dispatch decides by
     admissions: list[Admission] = field(default_factory=list)
     block_writes: list[BlockWrite] = field(default_factory=list)
 
@@ -103,6 +104,7 @@ class Scheduler:
                 f"num_blocks = {self.blocks.num_blocks}; shorten the prompt or raise num_blocks"
             )
         self._queue.add(request, self.limits.num_speculative_tokens, self.limits.synthetic_acceptance)
+        request.max_total_len = self._max_total_len(request)
 
     def cancel(self, request_id: str) -> bool:
         """End a request in any state. False when it has ended before: a cancel may cross its last token."""
@@ -155,7 +157,7 @@ class Scheduler:
             if request.state is not RequestState.RUNNING:
                 break  # it was preempted for an earlier one in this loop, and so were all behind it
             # Each sampling frame in flight yields a token or ends the request: this one is over when they return.
-            if request.min_total_len >= self._max_total_len(request):
+            if request.min_total_len >= request.max_total_len:
                 continue
             num_tokens = self._num_tokens(request, draft)
             # A decode row is 1 + k tokens or none. Trimming its drafts would break the uniform step for the whole
@@ -165,11 +167,12 @@ class Scheduler:
             # Prefill rows were covered when they were admitted.
             if not request.is_prefilling:
                 coverage = self._decode_coverage(request, draft.num_drafts)
-                if not self.blocks.can_cover(request.request_id, coverage):
-                    enough_blocks = False
-                    if not self._make_room(request, coverage):
-                        break
-                self._extend(request, coverage, draft)
+                if not self.blocks.covers(request.request_id, coverage):
+                    if not self.blocks.can_cover(request.request_id, coverage):
+                        enough_blocks = False
+                        if not self._make_room(request, coverage):
+                            break
+                    self._extend(request, coverage, draft)
             self._add_row(request, num_tokens, draft)
         return enough_blocks
 
@@ -181,7 +184,7 @@ class Scheduler:
             coverage = min(request.num_tokens + self.limits.query_len, self.max_model_len)
             if not self.blocks.can_cover(request.request_id, coverage):
                 return
-            admission, block_writes = self._queue.admit(coverage, self._max_total_len(request))
+            admission, block_writes = self._queue.admit(coverage, request.max_total_len)
             draft.admissions.append(admission)
             draft.block_writes += block_writes
             self._add_row(request, self._num_tokens(request, draft), draft)
@@ -199,7 +202,7 @@ class Scheduler:
 
         A decode row begins at its total length - 1 and the total never passes max_total_len, whatever is in flight.
         """
-        return min(request.num_scheduled, self._max_total_len(request) - 1)
+        return min(request.num_scheduled, request.max_total_len - 1)
 
     def _decode_coverage(self, request: Request, num_drafts: int) -> int:
         """Positions that the block table must reach before a decode row with `num_drafts` = k drafts may be launched.
@@ -248,19 +251,18 @@ class Scheduler:
         request.launch(row)
         draft.budget -= num_tokens
         draft.rows.append(row)
+        draft.states.append(QueryRow(row.start_upper, request.prefill_len, num_tokens))
 
     def _seal(self, draft: _Draft) -> StepPlan:
         query_len = 1 + draft.num_drafts
-        rows = order_rows(draft.rows, query_len, lambda row: RowShape(row.num_tokens, row.is_prefilling))
-        prefill_lens = {request.request_id: request.prefill_len for request in self._queue.running}
-        states = (QueryRow(row.start_upper, prefill_lens[row.request_id], row.num_tokens) for row in rows)
+        rows = order_rows(draft.rows, query_len, lambda row: row)
         return StepPlan(
             step=next(self._steps),
             rows=tuple(rows),
             admissions=tuple(draft.admissions),
             block_writes=tuple(draft.block_writes),
             num_tokens=sum(row.num_tokens for row in rows),
-            query_len=uniform_query_length(states, query_len),
+            query_len=uniform_query_length(draft.states, query_len),
             proposes=self._next_num_drafts > 0,
         )
 
@@ -282,22 +284,24 @@ class Scheduler:
             if request is None:
                 self.counters.stale_rows += 1
                 continue
-            result.check(index, row, request.num_tokens, self._max_total_len(request))
+            result.check(index, row, request.num_tokens, request.max_total_len)
             token_ids = result.tokens(index)
             request.collect(row, token_ids, now)
-            request.prompt_logprobs.update(result.prompt_logprobs.get(index, {}))
+            if result.prompt_logprobs:
+                request.prompt_logprobs.update(result.prompt_logprobs.get(index, {}))
             if row.num_drafts and result.finished[index] == NOT_FINISHED:
                 self.lengths.observe(row.num_drafts, len(token_ids) - 1)
             if row.samples:
                 updates.append(self._emit(request, token_ids, result, index))
         return updates
 
-    def _emit(self, request: Request, token_ids: list[int], result: StepResult, index: int) -> TokenUpdate:
+    def _emit(self, request: Request, token_ids: Sequence[int], result: StepResult, index: int) -> TokenUpdate:
         # Accepted drafts are the emitted tokens - 1, at a stop inside the block as well (see AcceptanceStats).
         num_drafts, finished = int(result.num_drafts[index]), int(result.finished[index])
-        for stats in (request.acceptance, self.acceptance):
-            stats.add_step(num_drafts, len(token_ids) - 1)
-        logprobs = result.logprobs.get(index, [])
+        if num_drafts:
+            for stats in (request.acceptance, self.acceptance):
+                stats.add_step(num_drafts, len(token_ids) - 1)
+        logprobs = result.logprobs.get(index, ()) if result.logprobs else ()
         if finished == NOT_FINISHED:
             return TokenUpdate(request.request_id, token_ids, None, num_drafts, logprobs)
         reason = _FINISH_REASONS[finished]

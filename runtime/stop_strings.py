@@ -23,6 +23,8 @@ class StopStrings:
 
     def push(self, text: str) -> str:
         """Text that may be shown now. After a match nothing more comes."""
+        if not self._stops:
+            return text
         if self.matched is not None:
             return ""
         text = self._held + text
