@@ -31,8 +31,10 @@ def by_dtype(name: str, argument: int, choices: Mapping[str, Callable[..., Any]]
         doc: its docstring.
     """
 
+    by_letter = {np.dtype(kind).char: source for kind, source in choices.items()}  # a dtype puts its name together at each call
+
     def dispatch(*args: Any) -> Any:
-        return choices[np.dtype(args[argument].dtype).name](*args)
+        return by_letter[args[argument].dtype.char](*args)
 
     def choose(*types: Any) -> Callable[..., Any] | None:
         kind = types[argument]

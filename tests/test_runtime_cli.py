@@ -330,11 +330,18 @@ def test_ctrl_c_from_outside_while_text_streams(config: str) -> None:
     assert time.monotonic() - start < 20
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Python's own handler, which it does not set in a process that was started in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize(("pressed", "code"), [(True, 130), (False, None)])
 def test_an_interrupt_that_comes_back_as_another_error(capsys: pytest.CaptureFixture[str], pressed: bool, code: int | None) -> None:
     """LLVM's callbacks into Python swallow a KeyboardInterrupt; Numba then fails over the code that it did not get."""
-    before = signal.getsignal(signal.SIGINT)
-
     @exits()
     def command() -> None:
         if pressed:
@@ -346,7 +353,7 @@ def test_an_interrupt_that_comes_back_as_another_error(capsys: pytest.CaptureFix
         command()
     assert getattr(caught.value, "exit_code", None) == code
     assert capsys.readouterr().err == ("interrupted\n" if pressed else "")
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_closed_pipe_is_quiet(config: str) -> None:

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from numba.core.caching import _CacheLocator
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("kernels", "graphs", "runtime", "tests")
 SECONDS_PER_RUN = 300
@@ -56,6 +58,7 @@ class Tree:
         for package in PACKAGES:
             shutil.copytree(ROOT / package, self.path / package, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
         shutil.copy2(ROOT / "pyproject.toml", self.path)
+        self._take_over()
 
     def pytest(self, tests: Iterable[str], *, first_failure: bool = True) -> Run:
         """pytest over node ids, in a process of its own."""
@@ -121,10 +124,26 @@ class Tree:
         imported = re.compile(rf"from kernels\.({'|'.join(stems)}) import")
         if len(unmutated) != 1 or any(imported.search(path.read_text()) for path in (self.path / "kernels").glob("*.py")):
             return
+        asked = self._cache_folder(self.path, self._cache)
+        if asked is not None:
+            shutil.copytree(next(iter(unmutated)), asked, copy_function=os.link)
+
+    def _take_over(self) -> None:
+        """What other processes have compiled of these sources: Numba names a folder after the path of the sources and keeps in it
+        what fits their text, so that it serves a copy of them under the name of the copy."""
+        theirs, ours = self._cache_folder(ROOT), self._cache_folder(self.path, self._cache)
+        if theirs is None or ours is None or theirs.name != ours.name:
+            return
+        for package in PACKAGES:
+            before, after = (_CacheLocator.get_suitable_cache_subpath(str(root / package / "x.py")) for root in (ROOT, self.path))
+            if (theirs / before).is_dir():
+                shutil.copytree(theirs / before, ours / after)
+
+    @staticmethod
+    def _cache_folder(sources: Path, cache: Path | None = None) -> Path | None:
+        """Where a process keeps what it compiles of `sources`; cache: None is the user's."""
         code = "from graphs.compile_cache import kernel_cache_dir; print(kernel_cache_dir())"
-        environment = {**os.environ, "DRAFTGRAPH_CACHE": str(self._cache), "NUMBA_ENABLE_CUDASIM": "1"}
-        asked = subprocess.run(
-            [sys.executable, "-c", code], cwd=self.path, env=environment, capture_output=True, text=True, check=False
-        )
-        if asked.returncode == 0:
-            shutil.copytree(next(iter(unmutated)), asked.stdout.strip(), copy_function=os.link)
+        environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1"} | ({} if cache is None else {"DRAFTGRAPH_CACHE": str(cache)})
+        command = [sys.executable, "-c", code]
+        asked = subprocess.run(command, cwd=sources, env=environment, capture_output=True, text=True, check=False)
+        return Path(asked.stdout.strip()) if asked.returncode == 0 else None
