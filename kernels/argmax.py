@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from kernels.block_reduce import block_best
 from kernels.lang import MAX_THREADS, NEG_INF, bits_of_float, block_max, cuda, device_function, f32, float_of_bits, i32, kernel, u64
+from kernels.lang_eight import read_eight
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_storage import widen
 
@@ -89,6 +91,34 @@ def argmax(out, logits, vocab_size, num_rows):
         cuda.syncthreads()
 
 
+@device_function
+def stripe_width(vocab_size, stripes):
+    """Columns of a stripe."""
+    share = i32((vocab_size + stripes - i32(1)) // stripes)
+    return (share + i32(7)) & i32(-8)
+
+
+@device_function
+def better(value, column, other, at, end):
+    """(value, column), or (other, at) where that is larger and no padding."""
+    if other > value and at < end:
+        value, column = other, at
+    return value, column
+
+
+@device_function
+def best_with_eight(value, column, v, i, end):
+    """`better` of eight neighbours from column i on, the lowest first."""
+    value, column = better(value, column, v[0], i, end)
+    value, column = better(value, column, v[1], i32(i + i32(1)), end)
+    value, column = better(value, column, v[2], i32(i + i32(2)), end)
+    value, column = better(value, column, v[3], i32(i + i32(3)), end)
+    value, column = better(value, column, v[4], i32(i + i32(4)), end)
+    value, column = better(value, column, v[5], i32(i + i32(5)), end)
+    value, column = better(value, column, v[6], i32(i + i32(6)), end)
+    return better(value, column, v[7], i32(i + i32(7)), end)
+
+
 @kernel(writes=("best_value", "best_column"), overlap=True)
 def stripe_argmax(best_value, best_column, logits, vocab_size, num_rows):
     """best_value[s, j], best_column[s, j] = the largest of logits[j] in stripe s and its lowest column; best_of_stripes in
@@ -102,32 +132,33 @@ def stripe_argmax(best_value, best_column, logits, vocab_size, num_rows):
         vocab_size: int32.
         num_rows: int32 [1], live rows.
 
-    Launch: grid (J, S), threads over the columns of a stripe: one block for a whole row would leave a GPU idle. A block owns its
-    stripes; barriers are reached by all its threads. Safe under capture. Oracle: oracle_forward.stripe_argmax.
+    Stripes are whole eights of columns, and a thread takes eight neighbours at a time.
+
+    Launch: grid (J, S), whole warps, threads over the columns of a stripe: one block for a whole row would leave a GPU idle. A
+    block owns its stripes; barriers are reached by all its threads. Safe under capture. Oracle: oracle_forward.stripe_argmax.
     """
-    scratch = cuda.shared.array(MAX_THREADS, f32)
-    winner = cuda.shared.array(1, i32)
+    values = cuda.shared.array(MAX_THREADS, f32)
+    columns = cuda.shared.array(MAX_THREADS, i32)
     wait_for_launches()
     let_next_launch_start()
-    stripes = i32(best_value.shape[0])
-    width = i32((vocab_size + stripes - i32(1)) // stripes)
-    for row in range(cuda.blockIdx.x, num_rows[0], cuda.gridDim.x):
-        for stripe in range(cuda.blockIdx.y, stripes, cuda.gridDim.y):
-            value = NEG_INF
-            column = _NONE
-            for i in range(stripe * width + cuda.threadIdx.x, min((stripe + 1) * width, vocab_size), cuda.blockDim.x):
-                logit = widen(logits[row, u64(i)])
-                if logit > value:
-                    value = logit
-                    column = i32(i)
-            largest = block_max(value, scratch)
+    stripes, whole = i32(best_value.shape[0]), i32(logits.shape[1]) & i32(7) == i32(0)
+    width = stripe_width(vocab_size, stripes)
+    row, live = i32(cuda.blockIdx.x), i32(num_rows[0])
+    while row < live:
+        stripe = i32(cuda.blockIdx.y)
+        while stripe < stripes:
+            value, column = NEG_INF, _NONE
+            i, end = stripe * width + i32(cuda.threadIdx.x) * i32(8), min((stripe + i32(1)) * width, vocab_size)
+            while i < end:
+                if whole:
+                    value, column = best_with_eight(value, column, read_eight(logits, row, i), i, end)
+                else:
+                    for at in range(i, min(i + i32(8), end)):
+                        if widen(logits[row, at]) > value:
+                            value, column = widen(logits[row, at]), i32(at)
+                i += i32(cuda.blockDim.x) * i32(8)
+            value, column = block_best(value, column, values, columns)
             if cuda.threadIdx.x == 0:
-                winner[0] = _NONE
-            cuda.syncthreads()
-            if value == largest and value > NEG_INF:
-                cuda.atomic.min(winner, 0, column)
-            cuda.syncthreads()
-            if cuda.threadIdx.x == 0:
-                best_value[stripe, row] = largest
-                best_column[stripe, row] = winner[0]
-            cuda.syncthreads()
+                best_value[stripe, row], best_column[stripe, row] = value, column
+            stripe += i32(cuda.gridDim.y)
+        row += i32(cuda.gridDim.x)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from kernels.block_reduce import block_total
-from kernels.lang import MAX_THREADS, NEG_INF, block_max, cuda, f32, i32, kernel
+from kernels.block_reduce import block_best, block_total
+from kernels.lang import MAX_THREADS, NEG_INF, cuda, f32, i32, kernel
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_storage import narrow
 from kernels.lang_warp import lane, octet_best, octet_lane, octet_size, warp_barrier, warp_size
@@ -175,27 +175,18 @@ def best_of_stripes(out, best_value, best_column, num_rows):
         best_column: int32 [S, J].
         num_rows: int32 [1], live rows.
 
-    Launch: a block a row, threads over the stripes. Block `j` owns out[j]; its barriers are reached by all its threads. Safe under
-    capture. Oracle: oracle_fused.best_of_stripes.
+    Launch: a block a row, whole warps, threads over the stripes. Block `j` owns out[j]; its barriers are reached by all its
+    threads. Safe under capture. Oracle: oracle_fused.best_of_stripes.
     """
-    scratch = cuda.shared.array(MAX_THREADS, f32)
-    winner = cuda.shared.array(1, i32)
+    values = cuda.shared.array(MAX_THREADS, f32)
+    columns = cuda.shared.array(MAX_THREADS, i32)
     wait_for_launches()
     let_next_launch_start()
     for row in range(cuda.blockIdx.x, num_rows[0], cuda.gridDim.x):
-        value = NEG_INF
-        column = _NONE
+        value, column = NEG_INF, _NONE
         for s in range(cuda.threadIdx.x, best_value.shape[0], cuda.blockDim.x):
             if best_value[s, row] > value or (best_value[s, row] == value and best_column[s, row] < column):
-                value = best_value[s, row]
-                column = best_column[s, row]
-        largest = block_max(value, scratch)
+                value, column = best_value[s, row], best_column[s, row]
+        value, column = block_best(value, column, values, columns)
         if cuda.threadIdx.x == 0:
-            winner[0] = _NONE
-        cuda.syncthreads()
-        if value == largest and value > NEG_INF:
-            cuda.atomic.min(winner, 0, column)
-        cuda.syncthreads()
-        if cuda.threadIdx.x == 0:
-            out[row] = winner[0] if winner[0] != _NONE else 0
-        cuda.syncthreads()
+            out[row] = column if value > NEG_INF else 0

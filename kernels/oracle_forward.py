@@ -130,7 +130,7 @@ def stripe_argmax(
     best_value: Floats, best_column: Integers, logits: Floats, vocab_size: int, num_rows: Integers
 ) -> tuple[Floats, Integers]:
     best_value, best_column = best_value.copy(), best_column.copy()
-    width = -(-vocab_size // len(best_value))
+    width = -(-vocab_size // len(best_value) // 8) * 8
     for stripe in range(len(best_value)):
         for row in range(int(num_rows[0])):
             real = logits[row, stripe * width : min((stripe + 1) * width, vocab_size)]

@@ -20,6 +20,7 @@ from kernels.rmsnorm import add_rms_norm, rms_norm
 from kernels.rope import rope
 from kernels.swiglu import swiglu
 from tests.kernel_cases import Launch, floats, guarded, launches, live, poisoned, untouched
+from tests.test_kernels_fused import warps
 
 CAPACITY = 5
 ROWS = pytest.mark.parametrize("count", [0, 1, 3, CAPACITY])
@@ -311,8 +312,10 @@ def test_argmax_at_the_border_of_a_tile(launch: Launch, vocab_size: int) -> None
     launch.check(argmax, args, {"out": oracle.argmax(**args)})
 
 
-@launches(((12, 1), 1), ((3, 2), 3), ((12, 5), 32))
-@pytest.mark.parametrize(("vocab_size", "padding", "stripes"), [(5, 0, 1), (67, 3, 4), (67, 0, 9), (5, 2, 8)])
+@warps(((12, 1), 1), ((3, 2), 3), ((12, 5), 2))
+@pytest.mark.parametrize(
+    ("vocab_size", "padding", "stripes"), [(5, 0, 1), (67, 3, 4), (67, 0, 9), (5, 2, 8), (67, 5, 4), (96, 0, 3), (800, 8, 2)]
+)
 @pytest.mark.parametrize("count", [0, 7, 12])
 def test_argmax_in_stripes(launch: Launch, vocab_size: int, padding: int, stripes: int, count: int) -> None:
     args = argmax_case(vocab_size, padding, count)

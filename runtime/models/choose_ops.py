@@ -203,7 +203,7 @@ class OpsChooser:
         return layers[: max(_FEWEST_LAYERS, -(-_BYTES // layer_bytes))]
 
     def _fastest_form(self, run: ForwardPass, fused: FusedOps, name: str, places: dict[str, int]) -> int:
-        """Place of the fastest among the forms of a product, with all that belongs to it. places: of the others, as far as known."""
+        """Place of the fastest among the forms of a product, with all that belongs to it. places: of the others, where known."""
         records: dict[str, Callable[[], None]] = {}
         for place in range(len(forms_of(self.model.layers[0], name))):
             ops = laid_out(fused, self.model.layers[0], places | {name: place})
