@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +56,7 @@ class Admissions:
         self._state = buffers.state
         self.sampled_reasons: list[str | None] = [None] * buffers.sizes.max_num_seqs
         self._count = self._list_count = 0
+        self._spread: tuple[Callable[[], None], ...] | None = None
         if sampler is not None:
             depth = buffers.sizes.max_num_seqs * (table.steps_in_flight + 1)
             table.pack("request_lists", staged_shapes(sampler.lists.counts.shape[1]), depth=depth)
@@ -76,7 +77,8 @@ class Admissions:
             table[name].write_host(value, slot)
             table[name].carry()
         record = np.full(RECORD_FIELDS, -1, np.int32)
-        record[:6] = slot, prefill_len, 0, admission.max_total_len, min_total_len, admission.prompt_len
+        lengths = prefill_len, 0, admission.max_total_len, min_total_len, admission.prompt_len
+        record[:7] = slot, *lengths, admission.next_token
         pack = self._buffers.admission
         pack["record"].write_host(np.concatenate((record, stop_ids)))
         pack["sampling_record"].write_host(sampling_record(admission.params))
@@ -94,34 +96,40 @@ class Admissions:
 
     def _launch(self, admission: Admission) -> None:
         """The kernels that spread the record over the slot."""
-        table, state, pack = self._table, self._state, self._buffers.admission
-        record, tokens = pack["record"].device_array, pack["tokens"].device_array
-        written = (*self._buffers.ADMITTED_DEVICE, *self._buffers.ADMITTED_HOST)
-        with table.eager(f"admit {admission.request_id}", reads=("admission",), writes=written):
-            self._compute.launch(
-                admit,
-                1,
-                ADMIT_THREADS,
-                state.num_computed,
-                state.total_len,
-                state.last_sampled,
-                state.draft_tokens,
-                state.num_draft,
-                state.finished,
-                state.prefill_len,
-                state.max_total_len,
-                state.min_total_len,
-                state.stop_ids,
-                state.history,
-                record,
-                tokens,
-            )
-        sampling, fields = state.sampling, self._buffers.ADMITTED_SAMPLING
-        with table.eager(f"admit {admission.request_id}", reads=("admission",), writes=fields):
-            arrays = (getattr(sampling, name) for name in admit_sampling.params if name in fields)
-            self._compute.launch(admit_sampling, 1, ADMIT_THREADS, *arrays, record, pack["sampling_record"].device_array)
+        if self._spread is None:
+            self._spread = self._prepare_spread()
+        written = (*self._buffers.ADMITTED_DEVICE, *self._buffers.ADMITTED_HOST, *self._buffers.ADMITTED_SAMPLING)
+        with self._table.eager(f"admit {admission.request_id}", reads=("admission",), writes=written):
+            for launch in self._spread:
+                launch()
         if self._sampler is not None:
             self._admit_lists(admission, self._sampler.lists)
+
+    def _prepare_spread(self) -> tuple[Callable[[], None], Callable[[], None]]:
+        """The two launches of every admission: they read its record, which does not move."""
+        state, pack, fields = self._state, self._buffers.admission, self._buffers.ADMITTED_SAMPLING
+        record, tokens = pack["record"].device_array, pack["tokens"].device_array
+        slots = self._compute.prepare_launch(
+            admit,
+            1,
+            ADMIT_THREADS,
+            state.num_computed,
+            state.total_len,
+            state.last_sampled,
+            state.draft_tokens,
+            state.num_draft,
+            state.finished,
+            state.prefill_len,
+            state.max_total_len,
+            state.min_total_len,
+            state.stop_ids,
+            state.history,
+            record,
+            tokens,
+        )
+        arrays = (getattr(state.sampling, name) for name in admit_sampling.params if name in fields)
+        asked = pack["sampling_record"].device_array
+        return slots, self._compute.prepare_launch(admit_sampling, 1, ADMIT_THREADS, *arrays, record, asked)
 
     def _admit_lists(self, admission: Admission, lists: RequestLists) -> None:
         """Write what the slot's request asks of single ids, and the counts that its penalties begin with."""

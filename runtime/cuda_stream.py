@@ -70,8 +70,8 @@ class CudaEvent:
             raise DeviceError(f"{call}: event `{self.name}` was never recorded, so it can never fire; record it on a stream first")
 
 
-class PreparedCopy:
-    """One copy, bound to its stream for as often as it is called."""
+class PreparedWork:
+    """A copy or a launch, bound to its stream for as often as it is called."""
 
     __slots__ = ("_frees", "_stream", "_work")
 
@@ -79,7 +79,7 @@ class PreparedCopy:
         self._stream, self._work, self._frees = stream, work, stream.device.frees
 
     def __call__(self) -> None:
-        """Queue it. UseAfterFree: one of its ends was freed; errors otherwise as of any work."""
+        """Queue it. UseAfterFree: one of its arrays was freed; errors otherwise as of any work."""
         frees = self._stream.device.frees
         if self._frees != frees:
             self._work.refuse_freed()
@@ -115,6 +115,10 @@ class CudaStream:
         """Queue one kernel. Errors: see runtime.cuda_work.bind_launch."""
         self.submit(bind_launch(self, kernel, grid, block, args))
 
+    def prepare_launch(self, kernel: Kernel, grid: Grid, block: int, *args: Array | int | float) -> PreparedWork:
+        """A call that queues this launch each time; what `launch` would check each time is checked now."""
+        return PreparedWork(self, bind_launch(self, kernel, grid, block, args))
+
     def matmul(self, out: Array, x: Array, weight: Array, rows: Array) -> None:
         """Queue out = x @ weight.T; rows from rows[0] on are computed from whatever the pads hold."""
         self.submit(bind_product(self, out, x, weight, rows))
@@ -123,9 +127,9 @@ class CudaStream:
         """Queue dst[...] = src."""
         self.submit(bind_copy(self, dst, src))
 
-    def prepare_copy(self, dst: Array, src: Array) -> PreparedCopy:
+    def prepare_copy(self, dst: Array, src: Array) -> PreparedWork:
         """A call that queues dst[...] = src each time; what `copy` would check each time is checked now."""
-        return PreparedCopy(self, bind_copy(self, dst, src))
+        return PreparedWork(self, bind_copy(self, dst, src))
 
     def fill(self, dst: Array, value: int | float) -> None:
         """Queue dst[...] = value."""

@@ -9,8 +9,9 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy.typing as npt
 
 from graphs.cpu_executor import CpuExecutor
-from graphs.launch import Array, Event, Launcher
+from graphs.launch import Array, Event, Grid, Launcher
 from graphs.simulator_executor import SimulatorExecutor
+from kernels.lang import Kernel
 from runtime.cuda_probe import cuda_unavailable
 from runtime.device_counters import DeviceCounters
 from runtime.errors import DeviceError
@@ -57,6 +58,10 @@ class Stream(Launcher, Protocol):
 
     def prepare_copy(self, dst: Array, src: Array) -> Callable[[], None]:
         """A call that queues dst[...] = src each time: for copies that every step repeats."""
+        ...
+
+    def prepare_launch(self, kernel: Kernel, grid: Grid, block: int, *args: Array | int | float) -> Callable[[], None]:
+        """A call that queues this launch each time: for launches outside graphs that come again."""
         ...
 
     def synchronize(self) -> None: ...

@@ -119,6 +119,7 @@ class MirrorTable:
         self.packs: dict[str, MirrorPack] = {}
         self.rings: dict[str, OutcomeRing] = {}
         self._adopted: dict[Hashable, _Adopted] = {}
+        self._eager_uses: dict[tuple[frozenset[str], frozenset[str]], _Uses] = {}
 
     # Contents
 
@@ -138,6 +139,7 @@ class MirrorTable:
         diffs: apart, and the host's writes are kept as (row, column, value) for take_diffs().
         """
         self._refuse_taken(name)
+        self._eager_uses.clear()
         memory = self._memory(name, shape, dtype, apart=apart or diffs)
         buffer = self.buffers[name] = MirroredBuffer(memory, name, truth, poison=self.poison, diffs=diffs)
         return buffer
@@ -149,6 +151,7 @@ class MirrorTable:
         """
         for taken in (name, *fields):
             self._refuse_taken(taken)
+        self._eager_uses.clear()
         steps = self.steps_in_flight
         depth = steps + 1 if depth is None else depth
         pack = MirrorPack(self.device, name, fields, depth=depth, steps_in_flight=steps, policy=self.policy)
@@ -237,7 +240,10 @@ class MirrorTable:
 
         Checks before the body what before_launch checks; moves the tags after it, unless it raised.
         """
-        uses = self._uses(writer, frozenset(reads), frozenset(writes))
+        names = frozenset(reads), frozenset(writes)
+        uses = self._eager_uses.get(names)
+        if uses is None:
+            uses = self._eager_uses[names] = self._uses(writer, *names)
         self._check(writer, uses)
         yield
         self._move(writer, uses)
@@ -287,7 +293,7 @@ class MirrorTable:
         self.device.synchronize()
         for owner in self._owners():
             owner.free()
-        for contents in (self.buffers, self.packs, self.rings, self._adopted):
+        for contents in (self.buffers, self.packs, self.rings, self._adopted, self._eager_uses):
             contents.clear()
 
     def _owners(self) -> list[Memory | MirrorPack | OutcomeRing]:

@@ -103,8 +103,8 @@ def check_prompt(prompt: object, where: str) -> str:
             _check_message(message, f"{where}, message {index + 1}")
         return "chat"
     for index, token in enumerate(prompt):
-        # numpy integers are Integral too; booleans are as well, but true is no token id.
-        if isinstance(token, bool) or not isinstance(token, Integral):
+        # numpy integers are Integral too; booleans are as well, but true is no token id. Asking an abstract class takes long.
+        if type(token) is not int and (isinstance(token, bool) or not isinstance(token, Integral)):
             raise PromptError(f"{where}: element {index} = {token!r} must be an integer token id")
     return "ids"
 

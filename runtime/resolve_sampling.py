@@ -68,16 +68,23 @@ class ParamsResolver:
                 )
 
     def _check_masks(self, params: SamplingParams, bad_words: Sequence[tuple[int, ...]]) -> None:
-        choices = set(range(self._vocab_size)) if params.allowed_token_ids is None else set(params.allowed_token_ids)
-        left = choices - {ids[0] for ids in bad_words if len(ids) == 1}
-        if not left:
+        banned = {ids[0] for ids in bad_words if len(ids) == 1}
+        if not self._num_left(params, banned):
             raise SamplingError(
-                f"bad_words: they forbid every one of the {len(choices)} allowed ids, so that no token could ever be chosen; "
-                "allow more ids or forbid fewer"
+                f"bad_words: they forbid every one of the {self._num_left(params, set())} allowed ids, so that no token could ever "
+                "be chosen; allow more ids or forbid fewer"
             )
+        if params.min_tokens == 0:
+            return
         stops = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)}
-        if params.min_tokens > 0 and not left - stops:
+        if not self._num_left(params, banned | stops):
             raise SamplingError(
                 f"min_tokens = {params.min_tokens}: every allowed id ends the request, so that none could be chosen before; "
                 "allow an id that does not, or set min_tokens to 0"
             )
+
+    def _num_left(self, params: SamplingParams, excluded: set[int]) -> int:
+        """How many ids may be chosen without `excluded`. A vocabulary is counted, not listed: this runs once for each request."""
+        if params.allowed_token_ids is not None:
+            return len(set(params.allowed_token_ids) - excluded)
+        return self._vocab_size - sum(token < self._vocab_size for token in excluded)

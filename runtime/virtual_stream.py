@@ -76,6 +76,10 @@ class VirtualStream:
         """Queue one kernel. Errors: see runtime.virtual_work.bind_launch, and Race."""
         self._submit(bind_launch(self.device, self.device.executor, kernel, grid, block, args))
 
+    def prepare_launch(self, kernel: Kernel, grid: Grid, block: int, *args: Array | int | float) -> Callable[[], None]:
+        """A call that queues this launch each time."""
+        return partial(self.launch, kernel, grid, block, *args)
+
     def matmul(self, out: Array, x: Array, weight: Array, rows: Array) -> None:
         """Queue out[i] = x[i] @ weight.T for i < rows[0]; the other rows of out stay as they are."""
         self._submit(bind_product(self.device, out, x, weight, rows))

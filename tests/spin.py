@@ -17,7 +17,7 @@ def spin(sink, rounds):
 
 
 def delay(stream: Any, method: str, sink: Any, rounds: int = 10) -> None:
-    """Let every call of stream.`method` outside captures queue a spin first; with "copy" also copies that are prepared from now on."""
+    """Let every call of stream.`method` outside captures queue a spin first; also what is prepared for such calls from now on."""
     launch = stream.launch
 
     def delayed(plain: Callable[..., None]) -> Callable[..., None]:
@@ -29,6 +29,6 @@ def delay(stream: Any, method: str, sink: Any, rounds: int = 10) -> None:
         return call
 
     setattr(stream, method, delayed(getattr(stream, method)))
-    if method == "copy":
-        prepare = stream.prepare_copy
-        stream.prepare_copy = lambda dst, src: delayed(prepare(dst, src))
+    prepare = getattr(stream, f"prepare_{method}", None)
+    if prepare is not None:
+        setattr(stream, f"prepare_{method}", lambda *args: delayed(prepare(*args)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,22 @@ def test_bad_words_of_too_many_tokens() -> None:
     resolver = ParamsResolver(Words(), vocab_size=20, eos_token_ids=(2,))
     with pytest.raises(SamplingError, match=r"2 spellings of 1025 tokens, at most 128 of 1024"):
         resolver.resolve(SamplingParams(bad_words=[[5] * 1000, [6] * 25]))  # type: ignore[arg-type]
+
+
+def test_a_vocabulary_is_counted_and_not_listed() -> None:
+    """A set of its ids took 6 ms of every request. Here it would take more than there is memory."""
+    resolver = ParamsResolver(Words(), vocab_size=10**12, eos_token_ids=(2,))
+    params = SamplingParams(min_tokens=3, bad_words=[[5]])  # type: ignore[arg-type]
+    assert resolver.resolve(params).bad_words == ((5,),)
+
+
+@pytest.mark.parametrize(("vocab_size", "eos", "chosen"), [(4, (0, 1, 9), True), (4, (0, 1, 2), False), (3, (0, 1, 9), False)])
+def test_ids_that_neither_end_a_request_nor_are_bad(vocab_size: int, eos: tuple[int, ...], chosen: bool) -> None:
+    """Of the vocabulary's ids one is bad; the model's ends of text count as far as they are in it."""
+    resolver = ParamsResolver(Words(), vocab_size=vocab_size, eos_token_ids=eos)
+    params = SamplingParams(min_tokens=1, bad_words=[[2]] if chosen or vocab_size == 3 else [[3]])  # type: ignore[arg-type]
+    with nullcontext() if chosen else pytest.raises(SamplingError, match="every allowed id ends the request"):
+        resolver.resolve(params)
 
 
 def test_commands_that_time_take_one_sequence() -> None:
