@@ -12,16 +12,14 @@ from graphs.arrays import SlotState, StepArrays
 from graphs.key import GraphKey
 from graphs.launch import Array, Launcher
 from graphs.sampled_step import Sampler
-from kernels.accept import accept_greedy, sampled_rejected
+from kernels.accept import accept_greedy
 from kernels.accept_synthetic import SYNTHETIC_ONE, accept_synthetic
-from kernels.advance import advance
-from kernels.combine import combine
-from kernels.prefill_inputs import prefill_inputs
-from kernels.prepare import prepare
-from kernels.publish import publish
-from kernels.slots import staged_write
+from kernels.begin_step import begin_step
+from kernels.end_step import end_step
+from kernels.lang import MAX_THREADS
 
 ROW_THREADS = 32
+BEGIN_THREADS = 128
 
 
 class Target(Protocol):
@@ -79,50 +77,31 @@ def _record_inputs(
     idx_mapping, query_start_loc = inputs.idx_mapping[:rows], inputs.query_start_loc[: rows + 1]
     cu_num_logits = inputs.cu_num_logits[: rows + 1]
     seq_lens, input_ids = step.seq_lens[:rows], step.input_token_ids[: key.num_tokens]
-    launch.launch(staged_write, 1, ROW_THREADS, state.block_tables, inputs.block_writes, inputs.num_block_writes)
+    threads = min(max(32 * rows, BEGIN_THREADS), MAX_THREADS)
     launch.launch(
-        prepare,
-        rows,
-        ROW_THREADS,
+        begin_step,
+        1,
+        threads,
+        state.block_tables,
         step.positions[: key.num_tokens],
         seq_lens,
         step.token_slot[: key.num_tokens],
         step.slot_mapping[: key.num_tokens],
-        state.num_computed,
-        idx_mapping,
-        query_start_loc,
-        state.block_tables,
-        block_size,
-        max_model_len,
-        inputs.num_requests,
-    )
-    launch.launch(
-        prefill_inputs,
-        rows,
-        ROW_THREADS,
         input_ids,
         step.next_prefill,
-        state.history,
-        state.prefill_len,
+        step.logits_indices,
+        inputs.block_writes,
+        inputs.num_block_writes,
         state.num_computed,
         idx_mapping,
         query_start_loc,
-        inputs.num_requests,
-    )
-    launch.launch(
-        combine,
-        1,
-        ROW_THREADS,
-        input_ids,
-        step.logits_indices,
-        idx_mapping,
-        state.last_sampled,
-        query_start_loc,
-        seq_lens,
-        state.prefill_len,
-        state.draft_tokens,
         cu_num_logits,
-        1,
+        state.history,
+        state.prefill_len,
+        state.last_sampled,
+        state.draft_tokens,
+        block_size,
+        max_model_len,
         inputs.num_requests,
     )
 
@@ -151,21 +130,10 @@ def _record_end(launch: Launcher, key: GraphKey, state: SlotState, step: StepArr
     sampled, num_sampled = step.sampled[:rows], step.num_sampled[:rows]
     num_rejected, num_drafts = step.num_rejected[:rows], step.num_drafts[:rows]
     launch.launch(
-        sampled_rejected,
+        end_step,
         1,
         ROW_THREADS,
-        num_sampled,
-        num_rejected,
-        seq_lens,
-        cu_num_logits,
-        idx_mapping,
-        state.prefill_len,
-        inputs.num_requests,
-    )
-    launch.launch(
-        advance,
-        1,
-        ROW_THREADS,
+        step.outcome,
         state.num_computed,
         state.total_len,
         state.last_sampled,
@@ -174,22 +142,14 @@ def _record_end(launch: Launcher, key: GraphKey, state: SlotState, step: StepArr
         sampled,
         num_sampled,
         num_rejected,
+        num_drafts,
+        seq_lens,
+        cu_num_logits,
         idx_mapping,
         query_start_loc,
+        state.prefill_len,
         state.max_total_len,
         state.min_total_len,
         state.stop_ids,
-        inputs.num_requests,
-    )
-    launch.launch(
-        publish,
-        1,
-        ROW_THREADS,
-        step.outcome,
-        sampled,
-        num_sampled,
-        num_drafts,
-        state.finished,
-        idx_mapping,
         inputs.num_requests,
     )

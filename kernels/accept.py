@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernels.lang import cuda, i32, kernel
+from kernels.lang import cuda, device_function, i32, kernel
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 
 
@@ -51,19 +51,9 @@ def accept_greedy(sampled, num_sampled, num_drafts, row_argmax, input_ids, logit
         num_drafts[row] = drafted
 
 
-@kernel(writes=("num_sampled", "num_rejected"), overlap=True)
-def sampled_rejected(num_sampled, num_rejected, seq_lens, cu_num_logits, idx_mapping, prefill_len, num_requests):
-    """Count the rejected rows of each request; a request that is still in its prompt emits nothing and rejects nothing.
-
-    num_sampled  int32 [R] in/out: set to 0 where seq_lens[r] < prefill_len[slot].
-    num_rejected int32 [R] out: logits rows - num_sampled; 0 where num_sampled was set to 0 above.
-    seq_lens     int32 [R] computed + scheduled;  cu_num_logits int32 [R+1];  idx_mapping int32 [R];  prefill_len int32 [N];
-    num_requests int32 [1]. A row whose slot is outside [0, N) counts as one in its prompt.
-
-    Launch, ownership, capture: as `accept_greedy`. Oracle: kernels.oracle_step.sampled_rejected.
-    """
-    wait_for_launches()
-    let_next_launch_start()
+@device_function
+def count_rejected(num_sampled, num_rejected, seq_lens, cu_num_logits, idx_mapping, prefill_len, num_requests):
+    """What `sampled_rejected` does."""
     rows = i32(num_requests[0])
     slots = i32(prefill_len.shape[0])
     first = i32(cuda.blockIdx.x) * i32(cuda.blockDim.x) + i32(cuda.threadIdx.x)
@@ -78,3 +68,19 @@ def sampled_rejected(num_sampled, num_rejected, seq_lens, cu_num_logits, idx_map
         else:
             num_sampled[row] = i32(0)
             num_rejected[row] = i32(0)
+
+
+@kernel(writes=("num_sampled", "num_rejected"), overlap=True)
+def sampled_rejected(num_sampled, num_rejected, seq_lens, cu_num_logits, idx_mapping, prefill_len, num_requests):
+    """Count the rejected rows of each request; a request that is still in its prompt emits nothing and rejects nothing.
+
+    num_sampled  int32 [R] in/out: set to 0 where seq_lens[r] < prefill_len[slot].
+    num_rejected int32 [R] out: logits rows - num_sampled; 0 where num_sampled was set to 0 above.
+    seq_lens     int32 [R] computed + scheduled;  cu_num_logits int32 [R+1];  idx_mapping int32 [R];  prefill_len int32 [N];
+    num_requests int32 [1]. A row whose slot is outside [0, N) counts as one in its prompt.
+
+    Launch, ownership, capture: as `accept_greedy`. Oracle: kernels.oracle_step.sampled_rejected.
+    """
+    wait_for_launches()
+    let_next_launch_start()
+    count_rejected(num_sampled, num_rejected, seq_lens, cu_num_logits, idx_mapping, prefill_len, num_requests)

@@ -2,10 +2,53 @@
 
 from __future__ import annotations
 
-from kernels.lang import cuda, i32, kernel
+from kernels.lang import cuda, device_function, i32, kernel
 
 NOT_FINISHED, FINISHED_STOP, FINISHED_LENGTH = i32(0), i32(1), i32(2)
 """Values of `finished` by slot."""
+
+
+@device_function
+def advance_rows(
+    num_computed, total_len, last_sampled, history, finished, sampled, num_sampled, num_rejected, idx_mapping, query_start_loc,
+    max_total_len, min_total_len, stop_ids, num_requests,
+):  # fmt: skip
+    """What `advance` does."""
+    rows = i32(num_requests[0])
+    slots = i32(num_computed.shape[0])
+    length = i32(history.shape[1])
+    width = i32(sampled.shape[1])
+    num_stops = i32(stop_ids.shape[1])
+    first = i32(cuda.blockIdx.x) * i32(cuda.blockDim.x) + i32(cuda.threadIdx.x)
+    for row in range(first, rows, i32(cuda.gridDim.x) * i32(cuda.blockDim.x)):
+        slot = i32(idx_mapping[row])
+        kept = i32(0)
+        if slot >= i32(0) and slot < slots and finished[slot] == NOT_FINISHED:
+            emitted = min(i32(num_sampled[row]), width)
+            total = i32(total_len[slot])
+            ending = NOT_FINISHED
+            if emitted > i32(0) and total >= max_total_len[slot]:
+                ending = FINISHED_LENGTH
+            for i in range(emitted):
+                if ending == NOT_FINISHED:
+                    token = i32(sampled[row, i])
+                    if total + i < length:
+                        history[slot, total + i] = token
+                    last_sampled[slot] = token
+                    kept += i32(1)
+                    if total + kept >= max_total_len[slot]:
+                        ending = FINISHED_LENGTH
+                    if total + kept >= min_total_len[slot]:
+                        for s in range(num_stops):
+                            if token >= i32(0) and token == stop_ids[slot, s]:
+                                ending = FINISHED_STOP
+            query_len = i32(query_start_loc[row + i32(1)]) - i32(query_start_loc[row])
+            num_computed[slot] += i32(query_len - num_rejected[row] - (emitted - kept))
+            total_len[slot] = i32(total + kept)
+            finished[slot] = ending
+        for i in range(kept, width):
+            sampled[row, i] = i32(-1)
+        num_sampled[row] = kept
 
 
 @kernel(writes=("num_computed", "total_len", "last_sampled", "history", "finished", "sampled", "num_sampled"))
@@ -43,38 +86,7 @@ def advance(
     Launch: one thread a request row (grid 1, block 32..256); any grid and block is right. A slot appears in at most one row of a
     step, so row r and its slot belong to one thread. No barrier. Capture safe. Oracle: kernels.oracle_step.advance.
     """
-    rows = i32(num_requests[0])
-    slots = i32(num_computed.shape[0])
-    length = i32(history.shape[1])
-    width = i32(sampled.shape[1])
-    num_stops = i32(stop_ids.shape[1])
-    first = i32(cuda.blockIdx.x) * i32(cuda.blockDim.x) + i32(cuda.threadIdx.x)
-    for row in range(first, rows, i32(cuda.gridDim.x) * i32(cuda.blockDim.x)):
-        slot = i32(idx_mapping[row])
-        kept = i32(0)
-        if slot >= i32(0) and slot < slots and finished[slot] == NOT_FINISHED:
-            emitted = min(i32(num_sampled[row]), width)
-            total = i32(total_len[slot])
-            ending = NOT_FINISHED
-            if emitted > i32(0) and total >= max_total_len[slot]:
-                ending = FINISHED_LENGTH
-            for i in range(emitted):
-                if ending == NOT_FINISHED:
-                    token = i32(sampled[row, i])
-                    if total + i < length:
-                        history[slot, total + i] = token
-                    last_sampled[slot] = token
-                    kept += i32(1)
-                    if total + kept >= max_total_len[slot]:
-                        ending = FINISHED_LENGTH
-                    if total + kept >= min_total_len[slot]:
-                        for s in range(num_stops):
-                            if token >= i32(0) and token == stop_ids[slot, s]:
-                                ending = FINISHED_STOP
-            query_len = i32(query_start_loc[row + i32(1)]) - i32(query_start_loc[row])
-            num_computed[slot] += i32(query_len - num_rejected[row] - (emitted - kept))
-            total_len[slot] = i32(total + kept)
-            finished[slot] = ending
-        for i in range(kept, width):
-            sampled[row, i] = i32(-1)
-        num_sampled[row] = kept
+    advance_rows(
+        num_computed, total_len, last_sampled, history, finished, sampled, num_sampled, num_rejected, idx_mapping, query_start_loc,
+        max_total_len, min_total_len, stop_ids, num_requests,
+    )  # fmt: skip

@@ -4,7 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kernels.lang import cuda, i32, kernel
+from kernels.lang import cuda, device_function, i32, kernel
+
+
+@device_function
+def combine_rows(
+    input_ids, logits_indices, idx_mapping, last_sampled, query_start_loc, seq_lens, prefill_len, draft_tokens, cu_num_logits,
+    bonus, num_requests, first_row, row_step, thread, threads,
+):  # fmt: skip
+    """`combine` by one of `row_step` groups of `threads` threads, which takes rows first_row, first_row + row_step, .."""
+    rows = i32(num_requests[0])
+    slots = i32(last_sampled.shape[0])
+    stride = i32(draft_tokens.shape[1])
+    for row in range(first_row, rows, row_step):
+        slot = i32(idx_mapping[row])
+        base = i32(cu_num_logits[row])
+        num_logits = i32(cu_num_logits[row + i32(1)]) - base
+        query_start = i32(query_start_loc[row])
+        query_end = i32(query_start_loc[row + i32(1)])
+        logits_start = i32(query_end - num_logits)
+        for j in range(thread, num_logits, threads):
+            logits_indices[base + j] = i32(logits_start + j)
+        # A row that asks for more logits than it has tokens would write into its neighbour: it writes nothing.
+        if num_logits > i32(0) and logits_start >= query_start and slot >= i32(0) and slot < slots:
+            prompt = i32(prefill_len[slot])
+            seq_len = i32(seq_lens[row])
+            if seq_len > prompt:
+                if thread == i32(0) and bonus > i32(0) and seq_len - num_logits >= prompt:
+                    input_ids[logits_start] = last_sampled[slot]
+                num_drafts = i32(num_logits - bonus)
+                for i in range(thread, num_drafts, threads):
+                    input_ids[query_end - num_drafts + i] = draft_tokens[slot, i] if i < stride else i32(-1)
 
 
 @kernel(writes=("input_ids", "logits_indices"))
@@ -40,29 +70,12 @@ def combine(
     No barrier. Capture safe. Refusals need lengths, so they are the host's: `check_arguments`.
     Oracle: kernels.oracle_step.combine. Method: combine_sampled_and_draft_tokens of vLLM's model runner v2.
     """
-    rows = i32(num_requests[0])
-    slots = i32(last_sampled.shape[0])
-    stride = i32(draft_tokens.shape[1])
     first = i32(cuda.blockIdx.x) * i32(cuda.blockDim.x) + i32(cuda.threadIdx.x)
-    for row in range(first, rows, i32(cuda.gridDim.x) * i32(cuda.blockDim.x)):
-        slot = i32(idx_mapping[row])
-        base = i32(cu_num_logits[row])
-        num_logits = i32(cu_num_logits[row + i32(1)]) - base
-        query_start = i32(query_start_loc[row])
-        query_end = i32(query_start_loc[row + i32(1)])
-        logits_start = i32(query_end - num_logits)
-        for j in range(num_logits):
-            logits_indices[base + j] = i32(logits_start + j)
-        # A row that asks for more logits than it has tokens would write into its neighbour: it writes nothing.
-        if num_logits > i32(0) and logits_start >= query_start and slot >= i32(0) and slot < slots:
-            prompt = i32(prefill_len[slot])
-            seq_len = i32(seq_lens[row])
-            if seq_len > prompt:
-                if bonus > i32(0) and seq_len - num_logits >= prompt:
-                    input_ids[logits_start] = last_sampled[slot]
-                num_drafts = i32(num_logits - bonus)
-                for i in range(num_drafts):
-                    input_ids[query_end - num_drafts + i] = draft_tokens[slot, i] if i < stride else i32(-1)
+    step = i32(cuda.gridDim.x) * i32(cuda.blockDim.x)
+    combine_rows(
+        input_ids, logits_indices, idx_mapping, last_sampled, query_start_loc, seq_lens, prefill_len, draft_tokens, cu_num_logits,
+        bonus, num_requests, first, step, i32(0), i32(1),
+    )  # fmt: skip
 
 
 def check_arguments(

@@ -7,6 +7,8 @@ R = len(idx_mapping).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
 
@@ -239,7 +241,7 @@ def admit(state: dict[str, Ints], record: Ints, tokens: Ints) -> dict[str, Ints]
         "max_total_len": max_total_len,
         "min_total_len": min_total_len,
         "stop_ids": record[8:],
-        "history": np.pad(known, (0, state["history"].shape[1] - prefill_len), constant_values=-1),
+        "history": np.append([*known, max(record[6], -1)], np.full(state["history"].shape[1], -1))[: state["history"].shape[1]],
     }
     for name, value in fields.items():
         state[name][slot] = value
@@ -294,3 +296,32 @@ def clear_drafts(draft_tokens: Ints, num_draft: Ints, idx_mapping: Ints) -> tupl
         if 0 <= slot < len(num_draft):
             draft_tokens[slot], num_draft[slot] = -1, 0
     return draft_tokens, num_draft
+
+
+def begin_step(step: Mapping[str, Ints], num_requests: int, block_size: int, max_model_len: int) -> dict[str, Ints]:
+    """What the kernel writes, by name. step: its array arguments by name."""
+    tables = staged_write(step["block_tables"], step["block_writes"][: step["num_block_writes"][0]])
+    mapping, starts = step["idx_mapping"][:num_requests], step["query_start_loc"]
+    capacities = len(step["positions"]), len(step["seq_lens"])
+    placed = prepare(*capacities, step["num_computed"], mapping, starts, tables, block_size, max_model_len)
+    state = (step["history"], step["prefill_len"], step["num_computed"])
+    ids, following = prefill_inputs(step["input_ids"], step["next_prefill"], *state, mapping, starts)
+    where = (starts, placed[1], step["prefill_len"], step["draft_tokens"], step["cu_num_logits"])
+    ids, indices = combine(ids, step["logits_indices"], mapping, step["last_sampled"], *where, 1)
+    names = ("positions", "seq_lens", "token_slot", "slot_mapping")
+    written = dict(zip(names, placed, strict=True))
+    return {**written, "block_tables": tables, "input_ids": ids, "next_prefill": following, "logits_indices": indices}
+
+
+def end_step(step: Mapping[str, Ints], num_requests: int) -> dict[str, Ints]:
+    """What the kernel writes, by name. step: its array arguments by name."""
+    mapping, starts = step["idx_mapping"][:num_requests], step["query_start_loc"]
+    num_sampled, num_rejected = step["num_sampled"].copy(), step["num_rejected"].copy()
+    counts = sampled_rejected(num_sampled, step["seq_lens"], step["cu_num_logits"], mapping, step["prefill_len"])
+    num_sampled[:num_requests], num_rejected[:num_requests] = counts
+    names = ("num_computed", "total_len", "last_sampled", "history", "finished", "sampled", "max_total_len", "min_total_len")
+    state = {name: step[name] for name in (*names, "stop_ids")}
+    counted = {"num_sampled": num_sampled, "num_rejected": num_rejected, "idx_mapping": mapping, "query_start_loc": starts}
+    written = advance(**state, **counted)
+    results = (written["sampled"], written["num_sampled"], step["num_drafts"], written["finished"])
+    return {**written, "num_rejected": num_rejected, "outcome": publish(step["outcome"], *results, mapping)}

@@ -20,6 +20,45 @@ def cache_cell(block_tables, table_row, position, block_size, max_model_len):
     return i32(block * block_size + (position - column * block_size))
 
 
+@device_function
+def prepare_rows(
+    positions, seq_lens, token_slot, slot_mapping, num_computed, idx_mapping, query_start_loc, block_tables, block_size,
+    max_model_len, num_requests, first_row, row_step, thread, threads,
+):  # fmt: skip
+    """`prepare` by one of `row_step` groups of `threads` threads, which takes rows first_row, first_row + row_step, .."""
+    rows = i32(num_requests[0])
+    slots = i32(num_computed.shape[0])
+    for row in range(first_row, rows, row_step):
+        slot = i32(idx_mapping[row])
+        start = i32(query_start_loc[row])
+        query_len = i32(query_start_loc[row + i32(1)]) - start
+        known = slot >= i32(0) and slot < slots
+        computed = i32(0)
+        if known:
+            computed = i32(num_computed[slot])
+        if thread == i32(0):
+            seq_lens[row] = i32(computed + query_len) if known else i32(0)
+        for j in range(thread, query_len, threads):
+            token = i32(start + j)
+            position = i32(computed + j)
+            if known:
+                token_slot[token] = slot
+                slot_mapping[token] = cache_cell(block_tables, slot, position, block_size, max_model_len)
+                positions[token] = min(position, i32(max_model_len - i32(1)))
+            else:
+                token_slot[token] = i32(-1)
+                slot_mapping[token] = i32(-1)
+                positions[token] = i32(0)
+    first = i32(first_row * threads + thread)
+    step = i32(row_step * threads)
+    for row in range(rows + first, i32(seq_lens.shape[0]), step):
+        seq_lens[row] = i32(0)
+    for token in range(i32(query_start_loc[rows]) + first, i32(positions.shape[0]), step):
+        positions[token] = i32(0)
+        token_slot[token] = i32(-1)
+        slot_mapping[token] = i32(-1)
+
+
 @kernel(writes=("positions", "seq_lens", "token_slot", "slot_mapping"))
 def prepare(
     positions,
@@ -49,36 +88,7 @@ def prepare(
     Row r and its tokens belong to block r % grid; pads are shared out over the whole grid. No barrier. Capture safe.
     Oracle: kernels.oracle_step.prepare.
     """
-    rows = i32(num_requests[0])
-    slots = i32(num_computed.shape[0])
-    thread = i32(cuda.threadIdx.x)
-    threads = i32(cuda.blockDim.x)
-    for row in range(i32(cuda.blockIdx.x), rows, i32(cuda.gridDim.x)):
-        slot = i32(idx_mapping[row])
-        start = i32(query_start_loc[row])
-        query_len = i32(query_start_loc[row + i32(1)]) - start
-        known = slot >= i32(0) and slot < slots
-        computed = i32(0)
-        if known:
-            computed = i32(num_computed[slot])
-        if thread == i32(0):
-            seq_lens[row] = i32(computed + query_len) if known else i32(0)
-        for j in range(thread, query_len, threads):
-            token = i32(start + j)
-            position = i32(computed + j)
-            if known:
-                token_slot[token] = slot
-                slot_mapping[token] = cache_cell(block_tables, slot, position, block_size, max_model_len)
-                positions[token] = min(position, i32(max_model_len - i32(1)))
-            else:
-                token_slot[token] = i32(-1)
-                slot_mapping[token] = i32(-1)
-                positions[token] = i32(0)
-    first = i32(cuda.blockIdx.x) * threads + thread
-    step = i32(cuda.gridDim.x) * threads
-    for row in range(rows + first, i32(seq_lens.shape[0]), step):
-        seq_lens[row] = i32(0)
-    for token in range(i32(query_start_loc[rows]) + first, i32(positions.shape[0]), step):
-        positions[token] = i32(0)
-        token_slot[token] = i32(-1)
-        slot_mapping[token] = i32(-1)
+    prepare_rows(
+        positions, seq_lens, token_slot, slot_mapping, num_computed, idx_mapping, query_start_loc, block_tables, block_size,
+        max_model_len, num_requests, i32(cuda.blockIdx.x), i32(cuda.gridDim.x), i32(cuda.threadIdx.x), i32(cuda.blockDim.x),
+    )  # fmt: skip

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from kernels.lang import cuda, i32, kernel
+from kernels.lang import cuda, device_function, i32, kernel
 
 OUTCOME_FIELDS = 4
 """Columns of an outcome row before its tokens: num_sampled, num_drafts, finished, degenerate tokens."""
+
+
+@device_function
+def publish_rows(outcome, sampled, num_sampled, num_drafts, finished, idx_mapping, num_requests):
+    """What `publish` does."""
+    for row in range(cuda.grid(1), num_requests[0], cuda.gridsize(1)):
+        outcome[0, row, 0] = num_sampled[row]
+        outcome[0, row, 1] = num_drafts[row]
+        slot = i32(idx_mapping[row])
+        outcome[0, row, 2] = finished[slot] if slot >= i32(0) and slot < i32(finished.shape[0]) else i32(0)
+        outcome[0, row, 3] = i32(0)
+        for column in range(sampled.shape[1]):
+            outcome[0, row, OUTCOME_FIELDS + column] = sampled[row, column]
 
 
 @kernel(writes=("outcome",))
@@ -18,11 +31,4 @@ def publish(outcome, sampled, num_sampled, num_drafts, finished, idx_mapping, nu
     Launch: one thread a request row (grid 1, block 32); any grid and block is right. A row of `outcome` belongs to one thread. No
     barrier. Capture safe. Oracle: kernels.oracle_step.publish.
     """
-    for row in range(cuda.grid(1), num_requests[0], cuda.gridsize(1)):
-        outcome[0, row, 0] = num_sampled[row]
-        outcome[0, row, 1] = num_drafts[row]
-        slot = i32(idx_mapping[row])
-        outcome[0, row, 2] = finished[slot] if slot >= i32(0) and slot < i32(finished.shape[0]) else i32(0)
-        outcome[0, row, 3] = i32(0)
-        for column in range(sampled.shape[1]):
-            outcome[0, row, OUTCOME_FIELDS + column] = sampled[row, column]
+    publish_rows(outcome, sampled, num_sampled, num_drafts, finished, idx_mapping, num_requests)

@@ -58,6 +58,8 @@ SIGNATURES: dict[str, str] = {
     "expand_rows": "i1 i1 i1 i1 i1",
     "draft_inputs": "i1 i1 i1 i1 i1 i2 i i i1",
     "publish": "i3 i2 i1 i1 i1 i1 i1",
+    "begin_step": "i2 i1 i1 i1 i1 i1 i1 i1 i2 i1 i1 i1 i1 i1 i2 i1 i1 i2 i i i1",
+    "end_step": "i3 i1 i1 i1 i2 i1 i2 i1 i1 i1 i1 i1 i1 i1 i1 i1 i1 i2 i1",
     # sampling
     "admit_sampling": "f1 i2 i1 f1 f1 f1 f1 f1 i1 i1 i1 i1 i1 i1",
     "admit_lists": "i2 f2 i2 i2 i2 i1 i1 i1 i1 i1 i1",
@@ -67,7 +69,7 @@ SIGNATURES: dict[str, str] = {
     "sum_rows": "f1 i1 i1 f1 f2 f2 i2 i2 i1 i1 i1 i1 i1",
     "accept_drafts": "i1 f1 i1 i1 f2 f1 f1 i1 f1 i1 i1 i1 i3 f3 f1 i1 i i1",
     "residual_stripes": "f2 i2 f2 f1 f1 i1 f1 i1 i3 f3 f1 i2 i1 i1 i1 i1 i i1",
-    "emit_drawn": "i2 i1 i1 f2 i2 i1 i1 i1 i1 i1",
+    "emit_drawn": "i2 i1 i1 f2 i2 i1 i1 i1 i1 i2 i1 i1 i1",
     "publish_degenerate": "i3 i1 i1 i1",
     # logits processing
     "adjust_logits": "f2 f2 f2 f1 f1 f1 f1 i2 i1 i2 f2 i1 i2 i1 i1 i1 i1 i1",

@@ -14,7 +14,9 @@ from tests.test_kernels_step import (
     SHAPES,
     check_accept,
     check_advance,
+    check_begin,
     check_combine,
+    check_end,
     check_ngram,
     check_prepare,
 )
@@ -29,6 +31,8 @@ CHECKS: dict[str, Any] = {
     "combine without bonus": lambda step, launch: check_combine(step, launch, 0),
     "accept": lambda step, launch: check_accept(step, launch, 1),
     "advance": check_advance,
+    "begin": check_begin,
+    "end": check_end,
 }
 
 

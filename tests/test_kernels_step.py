@@ -12,14 +12,17 @@ from hypothesis import strategies as st
 from kernels import oracle_step as oracle
 from kernels.accept import accept_greedy, sampled_rejected
 from kernels.advance import advance
+from kernels.begin_step import begin_step
 from kernels.combine import check_arguments, combine
 from kernels.draft_inputs import draft_inputs
+from kernels.end_step import end_step
 from kernels.expand import expand_rows
 from kernels.lang import SIMULATED
 from kernels.ngram import ngram_propose
 from kernels.penalties import count_tokens
 from kernels.prefill_inputs import prefill_inputs
 from kernels.prepare import prepare
+from kernels.publish import OUTCOME_FIELDS
 from kernels.slots import RECORD_FIELDS, admit, staged_write
 from tests.kernel_cases import Launch, launches, live, poisoned, untouched
 from tests.step_cases import BLOCK_SIZE, HISTORY, Ints, Step, all_kinds, partly_accepted, steps
@@ -390,22 +393,27 @@ ADVANCE_STATE = ("num_computed", "total_len", "last_sampled", "history", "finish
 ADVANCE_LIMITS = ("max_total_len", "min_total_len", "stop_ids")
 
 
-def check_advance(step: Step, launch: Launch) -> dict[str, Ints]:
-    """Stops and limits are set so that many fall inside the emitted block. Returns the expected state."""
-    ids, indices, argmax = fed_step(step)
+def random_limits(step: Step, sampled: Ints, counts: Ints) -> None:
+    """Stops and limits, of which many fall inside the emitted block."""
     slots, rng = step.slots, step.rng
-    mapping, query_start_loc, seq_lens, cu = step.live_rows("idx_mapping", "query_start_loc", "seq_lens", "cu_num_logits")
-    sampled_live, walked, _ = oracle.accept_greedy(step.k + 1, argmax, ids, indices, cu, step.num_requests)
-    num_sampled_live, num_rejected_live = oracle.sampled_rejected(walked, seq_lens, cu, mapping, slots["prefill_len"])
-    for row, slot in enumerate(mapping):
-        emitted = sampled_live[row, : num_sampled_live[row]]
-        total = int(slots["total_len"][slot])
+    for row, slot in enumerate(step.live_rows("idx_mapping")[0]):
+        emitted, total = sampled[row, : counts[row]], int(slots["total_len"][slot])
         if len(emitted) and rng.random() < 0.5:
             slots["stop_ids"][slot, rng.integers(0, 3)] = rng.choice(emitted)
         if rng.random() < 0.3:
             slots["max_total_len"][slot] = total + rng.integers(0, step.k + 2)
         if rng.random() < 0.3:
             slots["min_total_len"][slot] = total + rng.integers(0, step.k + 2)
+
+
+def check_advance(step: Step, launch: Launch) -> dict[str, Ints]:
+    """Returns the expected state."""
+    ids, indices, argmax = fed_step(step)
+    slots = step.slots
+    mapping, query_start_loc, seq_lens, cu = step.live_rows("idx_mapping", "query_start_loc", "seq_lens", "cu_num_logits")
+    sampled_live, walked, _ = oracle.accept_greedy(step.k + 1, argmax, ids, indices, cu, step.num_requests)
+    num_sampled_live, num_rejected_live = oracle.sampled_rejected(walked, seq_lens, cu, mapping, slots["prefill_len"])
+    random_limits(step, sampled_live, num_sampled_live)
     rows = len(step.rows["idx_mapping"])
     sampled, num_sampled, num_rejected = out(rows, step.k + 1), out(rows), out(rows)
     live_rows = slice(step.num_requests)
@@ -771,3 +779,62 @@ def test_steps_reach_the_interesting_cases() -> None:
         seen |= {"length"} if (expected["finished"] == 2).any() else set()
         seen |= {"limit"} if (seq_lens > HISTORY).any() else set()
     assert seen == {"partial", "full", "placeholder", "stop", "length", "limit"}
+
+
+# --- begin and end in one launch each ----------------------------------------------------------------------------------------
+
+
+def check_begin(step: Step, launch: Launch) -> None:
+    """With staged blocks that the rows of this very step stand in."""
+    rows, capacity = len(step.rows["idx_mapping"]), step.tokens_capacity
+    names = ("num_computed", "idx_mapping", "query_start_loc", "cu_num_logits", "history", "prefill_len", "last_sampled")
+    state: dict[str, Any] = step.arguments(*names, "draft_tokens", "next_prefill", "num_requests")
+    slots, columns = step.slots["block_tables"].shape
+    writes = np.array([(step.rng.integers(slots), step.rng.integers(columns), 90 + i) for i in range(5)], np.int32)
+    args = {
+        "block_tables": step.slots["block_tables"],
+        "positions": out(capacity),
+        "seq_lens": out(rows),
+        "token_slot": out(capacity),
+        "slot_mapping": out(capacity),
+        "input_ids": step.input_ids(),
+        "logits_indices": out(step.logits_capacity),
+        "block_writes": writes,
+        "num_block_writes": live(4),
+        **state,
+    }
+    expected = oracle.begin_step(args, step.num_requests, BLOCK_SIZE, step.max_model_len)
+    one_block = Launch(launch.executor, 1, launch.block)
+    one_block.check(begin_step, {**args, "block_size": BLOCK_SIZE, "max_model_len": step.max_model_len}, expected)
+
+
+@quick
+@given(steps(), launch_drawn)
+def test_begin_is_its_oracle(step: Step, launch: Launch) -> None:
+    check_begin(step, launch)
+
+
+def check_end(step: Step, launch: Launch) -> None:
+    ids, indices, argmax = fed_step(step)
+    cu = step.live_rows("cu_num_logits")[0]
+    rows, live_rows = len(step.rows["idx_mapping"]), slice(step.num_requests)
+    walked = oracle.accept_greedy(step.k + 1, argmax, ids, indices, cu, step.num_requests)
+    sampled, num_sampled, num_drafts = out(rows, step.k + 1), out(rows), out(rows)
+    sampled[live_rows], num_sampled[live_rows], num_drafts[live_rows] = walked
+    random_limits(step, walked[0], walked[1])
+    names = (*ADVANCE_STATE, *ADVANCE_LIMITS, "idx_mapping", "query_start_loc", "cu_num_logits", "seq_lens", "prefill_len")
+    args = {
+        "outcome": out(1, rows, OUTCOME_FIELDS + step.k + 1),
+        "sampled": sampled,
+        "num_sampled": num_sampled,
+        "num_rejected": out(rows),
+        "num_drafts": num_drafts,
+        **step.arguments(*names, "num_requests"),
+    }
+    launch.check(end_step, args, oracle.end_step(args, step.num_requests))
+
+
+@quick
+@given(steps(), launch_drawn)
+def test_end_is_its_oracle(step: Step, launch: Launch) -> None:
+    check_end(step, launch)

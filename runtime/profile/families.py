@@ -22,7 +22,7 @@ _MODULES = {
     ELEMENTWISE: "rmsnorm swiglu bias embed gather behind",
     SAMPLING: "argmax sample sampling random reject process penalties logprobs degenerate",
     DRAFTER: "ngram block context candidates selector draft tap logit_scale clear_drafts",
-    STEP: "accept advance combine prepare prefill_inputs publish expand slots request_lists tape toy",
+    STEP: "accept advance begin_step combine end_step prepare prefill_inputs publish expand slots request_lists tape toy",
 }
 _BY_MODULE = {module: family for family, modules in _MODULES.items() for module in modules.split()}
 _LIBRARY_PRODUCT = re.compile(r"gemm|gemv|cutlass|nvjet|splitk|cublas|matmul|xmma", re.IGNORECASE)

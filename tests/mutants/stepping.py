@@ -8,13 +8,13 @@ _RUNNER, _STEP, _ENGINE = "runtime/runner.py", "graphs/step.py", "runtime/engine
 _STAGING, _ADMISSIONS = "runtime/step_staging.py", "runtime/admissions.py"
 _HAZARDS = "tests/test_hazards.py::test_"
 _UNCHANGED = "tests/test_runtime_runner.py::test_a_step_like_the_one_before_uploads_nothing"
-_NOTHING = "(lambda *arguments: None)"
-_WRITE_TABLES = (
-    "launch.launch(staged_write, 1, ROW_THREADS, state.block_tables, inputs.block_writes, inputs.num_block_writes)"
-)
+_BEGIN, _END = "kernels/begin_step.py", "kernels/end_step.py"
+_WRITE_TABLES = "    write_staged(block_tables, block_writes, num_block_writes, thread, threads)\n    cuda.syncthreads()\n"
+_COMBINE = "    if warp < warps:\n        combine_rows(\n"
+_COUNT = "    count_rejected(num_sampled, num_rejected, seq_lens, cu_num_logits, idx_mapping, prefill_len, num_requests)\n"
 _RETURN = "        return StepOutcome(plan, self.buffers.outcomes, self.paths, logprobs, of_prompts)\n"
 _SUBMIT = "self.buffers.outcomes.submit(plan.step, self.compute, self.copy)"
-_PUBLISH = "step.outcome, sampled, num_sampled, num_drafts, state.finished, idx_mapping, inputs.num_requests"
+_PUBLISH = "    publish_rows(outcome, sampled, num_sampled, num_drafts, finished, idx_mapping, num_requests)\n"
 
 # Accept compares with an array beside the input ids, as a host copy of them would be.
 _OTHER_IDS = (
@@ -196,17 +196,8 @@ MUTATIONS = (
         "block-tables-written-after-their-first-use",
         "B38",
         (
-            Edit(
-                _STEP,
-                f"    {_WRITE_TABLES}\n",
-                "",
-            ),
-            Edit(
-                _STEP,
-                "    launch.launch(\n        prefill_inputs,\n",
-                f"    {_WRITE_TABLES}\n"
-                "    launch.launch(\n        prefill_inputs,\n",
-            ),
+            Edit(_BEGIN, _WRITE_TABLES, ""),
+            Edit(_BEGIN, _COMBINE, _WRITE_TABLES + _COMBINE),
         ),
         gate="G1",
         axis="token identity",
@@ -215,7 +206,7 @@ MUTATIONS = (
     gated(
         "discard-guard-dropped",
         "9d-46",
-        Edit(_STEP, "    launch.launch(\n        sampled_rejected,\n", f"    {_NOTHING}(\n        sampled_rejected,\n"),
+        Edit(_END, _COUNT, ""),
         gate="G1",
         axis="runs to its end",
         text="needs a prompt longer than a step's budget",
@@ -224,12 +215,8 @@ MUTATIONS = (
         "outcome-published-before-the-cut",
         "B36",
         (
-            Edit(
-                _STEP,
-                "    launch.launch(\n        advance,\n",
-                f"    launch.launch(publish, 1, ROW_THREADS, {_PUBLISH})\n    launch.launch(\n        advance,\n",
-            ),
-            Edit(_STEP, "    launch.launch(\n        publish,\n", f"    {_NOTHING}(\n        publish,\n"),
+            Edit(_END, _PUBLISH, ""),
+            Edit(_END, _COUNT, _COUNT + _PUBLISH),
         ),
         gate="G1",
         axis="runs to its end",
@@ -238,11 +225,7 @@ MUTATIONS = (
     gated(
         "no-committed-id-in-the-step",
         "9a-10",
-        Edit(
-            _STEP,
-            "        cu_num_logits,\n        1,\n        inputs.num_requests,\n    )\n\n\ndef record_walk",
-            "        cu_num_logits,\n        0,\n        inputs.num_requests,\n    )\n\n\ndef record_walk",
-        ),
+        Edit(_BEGIN, "cu_num_logits, i32(1), num_requests", "cu_num_logits, i32(0), num_requests"),
         gate="G2",
         axis="committed id",
         text="it does show in text; the gate says which id went missing",
