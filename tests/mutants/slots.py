@@ -8,6 +8,7 @@ _SLOTS, _NGRAM, _ADMISSIONS = "kernels/slots.py", "kernels/ngram.py", "runtime/a
 _STEP_TESTS = "tests/test_kernels_step.py::test_"
 _ADMIT = _STEP_TESTS + "admit_rewrites_every_field_of_its_slot_and_no_other"
 _NGRAM_LAUNCHES = _STEP_TESTS + "ngram_at_every_launch"
+_KNOWN = "history[slot, i] = tokens[i] if i < known"
 _DRAFT_ONLY = "a wrong draft costs acceptance, never text"
 
 # Field -> (what admission stores there, why text does not show its absence).
@@ -21,16 +22,15 @@ _FIELDS = {
     "finished": ("finished[slot] = i32(0)", "a first owner that ran into max_tokens leaves a slot that never emits"),
     "draft_tokens": ("draft_tokens[slot, i] = i32(-1)", _DRAFT_ONLY),
     "stop_ids": ("stop_ids[slot, i] = record[i32(RECORD_FIELDS) + i]", "most requests stop at the same token"),
-    "history": ("history[slot, i] = tokens[i] if i < known else i32(-1)", "shows only in a slot that was used before"),
+    "history": (f"{_KNOWN} else", "shows only in a slot that was used before"),
 }
 
 
 def _not_initialised(field: str) -> Mutation:
     store, text = _FIELDS[field]
     target = store.split(" = ")[0]
-    return mutation(
-        f"slot-keeps-{field.replace('_', '-')}", "B1", _SLOTS, store, f"{target} = {target}", test=_ADMIT, text=text
-    )
+    kept = f"{target} = {target}" + (f" if {target} == {target} else" if store.endswith(" else") else "")
+    return mutation(f"slot-keeps-{field.replace('_', '-')}", "B1", _SLOTS, store, kept, test=_ADMIT, text=text)
 
 
 MUTATIONS = (
@@ -48,8 +48,8 @@ MUTATIONS = (
         "history-keeps-the-tail-of-its-previous-owner",
         "9a-12",
         _SLOTS,
-        "history[slot, i] = tokens[i] if i < known else i32(-1)",
-        "history[slot, i] = tokens[i] if i < known else history[slot, i]",
+        f"{_KNOWN} else",
+        f"{_KNOWN} else history[slot, i] if i > known else",
         test=_ADMIT,
         text="nothing reads behind the length of a request, as long as every reader knows it",
     ),
