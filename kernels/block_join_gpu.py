@@ -6,13 +6,13 @@ loads of a row, and what a block convolves stays in shared memory.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 from kernels.attend_pages_gpu import inverse_of, quotient
 from kernels.lang import cuda, device_function, f32, i32, i64, u32
 from kernels.lang_element import element, put_element
+from kernels.lang_fast import inverse_root
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_storage import narrow
 from kernels.lang_vector import EIGHT, ask_for, eight_float32
@@ -116,8 +116,9 @@ def _join(eight: Any) -> Callable[..., Any]:
         keep_own(values, v0, octet, first, count, at)
         keep_own(values, v1, second, first, count, at)
         keep_own(values, v2, third, first, count, at)
-        shrink = f32(1.0) / f32(math.sqrt(warp_sum(s) / f32(width) + eps))
-        a, b, c, d = warp_sum(a) * shrink, warp_sum(b) * shrink, warp_sum(c) * shrink, warp_sum(d) * shrink
+        s, a, b, c, d = warp_sum(s), warp_sum(a), warp_sum(b), warp_sum(c), warp_sum(d)
+        shrink = inverse_root(s * inverse_of(width) + eps)
+        a, b, c, d = a * shrink, b * shrink, c * shrink, d * shrink
         if lane() == i32(0):
             scale[inside] = shrink
             kernels[i32(2) * inside] = a
@@ -232,7 +233,7 @@ def norm_form(out, residual, added, done_kernel, done_delta, gain, eps, queries,
         if width > i32(768):
             v3 = joined_eight(*rest, fourth, width, groups, share)
         squares = warp_sum(dot(v0, v0) + dot(v1, v1) + dot(v2, v2) + dot(v3, v3))
-        shrink = f32(1.0) / f32(math.sqrt(squares / f32(width) + eps))
+        shrink = inverse_root(squares * inverse_of(width) + eps)
         put_octet(out, gain, v0, shrink, row, i32(0), width, slice, slices)
         put_octet(out, gain, v1, shrink, row, i32(1), width, slice, slices)
         put_octet(out, gain, v2, shrink, row, i32(2), width, slice, slices)
