@@ -13,6 +13,9 @@ from kernels.random import draft_gumbel
 _NEAR = 8192
 """Scores of a lattice that fit into shared memory."""
 
+_NEAR_IDS = 1024
+"""Candidates of a request that do."""
+
 
 @kernel(writes=("scores",), overlap=True)
 def edge_scores(scores, ids, values, gate, predecessors, successors, block_ids, picks, num_rows):
@@ -101,6 +104,7 @@ def selector_walk(
     Method: ancestral walk, no beam.
     """
     near = cuda.shared.array(_NEAR, f32)
+    near_ids = cuda.shared.array(_NEAR_IDS, i32)
     wait_for_launches()
     let_next_launch_start()
     tid, threads, warp = i32(cuda.threadIdx.x), i32(cuda.blockDim.x), divide(cuda.threadIdx.x, warp_size())
@@ -116,22 +120,27 @@ def selector_walk(
                     pair = divide(item, count)
                     near[item] = scores[base + divide(pair, count), pair - divide(pair, count) * count, item - pair * count]
                     item += threads
+            item = tid
+            while item < min(picks * count, i32(_NEAR_IDS)):
+                pick = divide(item, count)
+                near_ids[item] = ids[base + pick, item - pick * count]
+                item += threads
             cuda.syncthreads()
             drafts = i32(0)
             if num_sampled[request] > i32(0) and finished[slot] == i32(0):
                 drafts = max(min(picks, block_lens[request] - i32(1)), i32(0))
             if warp == i32(0):
-                before = i32(0)
+                before, heat = i32(0), temperature[slot]
                 for step in range(picks):
                     row = base + i32(step)
                     if step < drafts:
                         position = context_lens[request] + i32(1) + i32(step)
-                        heat, place = temperature[slot], i32(step)
+                        place = i32(step)
                         before = choose(
-                            q_ids, q_probs, slot, place, ids, scores, near, lattice, row, before, heat, seed, position
+                            q_ids, q_probs, slot, place, ids, near_ids, scores, near, lattice, row, before, heat, seed, position
                         )
                         if lane() == i32(0):
-                            draft_tokens[slot, step] = ids[row, before]
+                            draft_tokens[slot, step] = id_of(ids, near_ids, row, place, before)
                     else:
                         for candidate in range(lane(), count, warp_size()):
                             q_ids[slot, step, candidate] = i32(-1)
@@ -154,7 +163,16 @@ def score_of(scores, near, lattice, row, step, before, candidate):
 
 
 @device_function
-def choose(q_ids, q_probs, slot, step, ids, scores, near, lattice, row, before, temperature, seed, position):
+def id_of(ids, near_ids, row, step, candidate):
+    """Token of a candidate, from shared memory where those of the request fit there."""
+    at = step * i32(ids.shape[1]) + candidate
+    if at < i32(_NEAR_IDS):
+        return near_ids[at]
+    return ids[row, candidate]
+
+
+@device_function
+def choose(q_ids, q_probs, slot, step, ids, near_ids, scores, near, lattice, row, before, temperature, seed, position):
     """Place of the candidate of `row` that is chosen behind `before`, with what it was drawn from. Called by a whole warp."""
     count = i32(ids.shape[1])
     largest = NEG_INF
@@ -169,12 +187,14 @@ def choose(q_ids, q_probs, slot, step, ids, scores, near, lattice, row, before, 
             if temperature > f32(0.0):
                 value = f32(score - largest) / temperature
                 total += exp(value)
-                token = ids[row, candidate]
+                token = id_of(ids, near_ids, row, step, i32(candidate))
                 value += draft_gumbel(seed[slot, 0], seed[slot, 1], position, step, token)
             if value > best:
                 best, place = value, i32(candidate)
-    total = warp_sum(total)
-    if best < warp_max(best):
+    top = largest
+    if temperature > f32(0.0):
+        total, top = warp_sum(total), warp_max(best)
+    if best < top:
         place = count
     place = i32(-warp_max(i32(-place)))
     if place >= count:
@@ -184,9 +204,9 @@ def choose(q_ids, q_probs, slot, step, ids, scores, near, lattice, row, before, 
         token, share = i32(-1), f32(0.0)
         if temperature > f32(0.0) and total > f32(0.0):
             if score > NEG_INF:
-                token, share = ids[row, candidate], exp(f32(score - largest) / temperature) / total
+                token, share = id_of(ids, near_ids, row, step, i32(candidate)), exp(f32(score - largest) / temperature) / total
         elif candidate == place:
-            token, share = ids[row, candidate], f32(1.0)
+            token, share = id_of(ids, near_ids, row, step, i32(candidate)), f32(1.0)
         q_ids[slot, step, candidate] = token
         q_probs[slot, step, candidate] = share
     return place
