@@ -20,6 +20,7 @@ from runtime.errors import CheckpointError, DeviceError, SourceError
 from runtime.models.spec import ModelSpec
 from runtime.models.upload import upload_model
 from runtime.sampling import SamplingParams
+from runtime.speculators.random_drafter import RandomDrafter
 from runtime.tokenizer import Tokenizer
 from runtime.virtual_device import VirtualDevice
 from tests.kernel_cases import Launch, launches
@@ -159,6 +160,15 @@ def test_a_random_drafter_drafts_for_any_target(source: str) -> None:
 def test_wrong_random_drafters_are_refused(source: str, message: str) -> None:
     with pytest.raises(SourceError, match=message):
         open_tiny(Path("random:tiny"), k=3, speculator__method="dflash", speculator__draft_source=source)
+
+
+def test_a_random_drafter_taps_what_a_short_target_has() -> None:
+    """Never the last block."""
+    targets = {layers: RandomCheckpoint(f"random:tiny?layers={layers}").spec for layers in (1, 2, 3, 4)}
+    for layers, drafted, taps in ((2, 1, (0,)), (2, 3, (0, 0, 0)), (3, 2, (1, 0)), (4, 5, (1,) * 5)):
+        assert RandomDrafter(f"random:dflash2?layers={drafted}", targets[layers]).spec.target_layer_ids == taps
+    with pytest.raises(SourceError, match="the target has 1 block, and what is tapped is never the last one: needs 2"):
+        RandomDrafter("random:dflash", targets[1])
 
 
 def test_a_random_block_that_is_too_short_is_refused() -> None:

@@ -33,12 +33,14 @@ class RandomDrafter:
     """
 
     def __init__(self, source: str, target: ModelSpec) -> None:
-        """Raises SourceError for a name or an option that is unknown."""
+        """Raises SourceError for a name or an option that is unknown, and for a target of one block."""
         what = f"speculator.draft_source = {source}"
         match = re.fullmatch(r"random:(dflash2?)(?:\?(.*))?", source)
         if match is None:
             raise SourceError(f"{what}: must be random:dflash or random:dflash2, and options as ?layers=N&block=N&seed=N")
         options = numbers_of(what, match[2], {"layers": (1, MAX_LAYERS), "block": (2, 64), "seed": (0, LARGEST_SEED)})
+        if target.num_layers < 2:
+            raise SourceError(f"{what}: the target has {target.num_layers} block, and what is tapped is never the last one: needs 2")
         layers = options.get("layers", USUAL_LAYERS if target.num_layers >= 8 else 1)
         self.path = Path(source)  # of reports; nothing is there
         self.seed = options.get("seed", 1)
@@ -78,7 +80,10 @@ def _spec(target: ModelSpec, layers: int, block_size: int, *, second: bool) -> D
         max_position_embeddings=target.max_position_embeddings,
         block_size=block_size,
         mask_token_id=target.vocab_size - 1,
-        target_layer_ids=default_target_layers(layers, target.num_layers),
+        # A short target has no third block from its end; its last one is never tapped.
+        target_layer_ids=tuple(
+            min(max(layer, 0), target.num_layers - 2) for layer in default_target_layers(layers, target.num_layers)
+        ),
         num_target_layers=target.num_layers,
         target_hidden_size=target.hidden_size,
         input_embedding_scale=1.0,
