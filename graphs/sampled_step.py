@@ -188,6 +188,9 @@ class Sampler:
             step.input_token_ids,
             indices,
             cu_num_logits,
+            state.history,
+            state.total_len,
+            idx_mapping,
             inputs.num_requests,
         )
 

@@ -126,14 +126,30 @@ def residual_stripes(
 
 @kernel(writes=("sampled", "num_sampled"), overlap=True)
 def emit_drawn(
-    sampled, num_sampled, num_accepted, best_score, best_column, row_argmax, input_ids, logits_indices, cu_num_logits, num_requests
+    sampled,
+    num_sampled,
+    num_accepted,
+    best_score,
+    best_column,
+    row_argmax,
+    input_ids,
+    logits_indices,
+    cu_num_logits,
+    history,
+    total_len,
+    idx_mapping,
+    num_requests,
 ):
-    """The drafts that were kept, then the token that was drawn.
+    """The drafts that were kept, then the token that was drawn; or the one that the history knows already.
 
     sampled     int32 [R, W] out: -1 behind the emitted ids.   num_sampled int32 [R] out: num_accepted + 1; 0 without logits.
     num_accepted int32 [R];  best_score float32 [S, >= R], best_column int32 [S, >= R] of residual_stripes
     row_argmax int32 [J]: stands in where a residual has nothing left, which is rounding, or the row has nothing at all
-    input_ids int32 [T];  logits_indices int32 [J];  cu_num_logits int32 [R + 1];  num_requests int32 [1]
+    input_ids int32 [T];  logits_indices int32 [J];  cu_num_logits int32 [R + 1]
+    history int32 [N, L], total_len int32 [N] before the step: behind its end stands -1, but for a request that comes back from a
+        preemption and emits its last token once more (kernels/slots.py). That token was drawn in a block, or in the place of a
+        draft; drawn alone it might be another one.
+    idx_mapping int32 [R];  num_requests int32 [1]
 
     Launch: a warp a request (grid R, block 32), any grid of whole warps. No barrier. Capture safe. Oracle:
     oracle_sampling.emit_drawn.
@@ -150,6 +166,11 @@ def emit_drawn(
                 sampled[request, i] = input_ids[logits_indices[base + i32(i) + i32(1)]]
             if accepted >= i32(0):
                 sampled[request, accepted] = row_argmax[base + accepted] if token == NO_COLUMN else token
+            slot = i32(idx_mapping[request])
+            if slot >= i32(0) and slot < i32(history.shape[0]):
+                end = i32(total_len[slot])
+                if accepted == i32(0) and end < i32(history.shape[1]) and history[slot, end] >= i32(0):
+                    sampled[request, 0] = history[slot, end]
             for i in range(accepted + i32(1), width):
                 sampled[request, i] = i32(-1)
             num_sampled[request] = accepted + i32(1)

@@ -50,8 +50,9 @@ def admit(
     tokens int32 [>= prefill_len]: the tokens known now: the prompt, and after a preemption what was generated too.
 
     total_len becomes prefill_len. A token known behind it stands in the history there: the step that ends the prefill emits that
-    one (kernels/reject_residual.py), as it did before a preemption. last_sampled becomes tokens[num_computed - 1] where 0 < num_computed <= prefill_len, else 0: a
-    request whose cache was found elsewhere decodes first from its own last token. A slot outside [0, N) writes nothing.
+    one (kernels/reject_residual.py), as it did before a preemption. last_sampled becomes tokens[num_computed - 1] where
+    0 < num_computed <= prefill_len, else 0: a request whose cache was found elsewhere decodes first from its own last token. A slot
+    outside [0, N) writes nothing.
 
     Launch: any grid and block (grid 1, block 256); elements are shared out over the grid. No barrier. Capture safe.
     Oracle: kernels.oracle_step.admit.

@@ -129,6 +129,7 @@ def assemble(
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         num_speculative_tokens=sizes.num_speculative_tokens,
         synthetic_acceptance=config.speculator.synthetic_acceptance,
+        replay=drafts is not None and config.speculator.synthetic_acceptance is None,
     )
     description = _describe(config, spec, sizes, blocks, f"{kind}: {device.description} ({reason})", dtype, arm, speculator)
     description["model"]["operations"] = chosen

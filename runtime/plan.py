@@ -48,6 +48,7 @@ class Admission:
     prompt_len: int
     max_total_len: int  # the request ends when prompt + output reach this many tokens
     params: SamplingParams
+    next_token: int = -1  # the last token already returned, where it is not among prefill_tokens: it is to be emitted once more
 
 
 class BlockWrite(NamedTuple):

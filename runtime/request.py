@@ -34,6 +34,8 @@ class Request:
     prompt_token_ids   token ids, at least one (PromptError otherwise)
     output_token_ids   tokens that were collected; what is in flight is not here
     prefill_len        tokens known at the last admission: prompt + output_token_ids of that time; HostExact
+    replays            of those the last was left out: the row that ends the prefill emits it once more, and drafts follow it as
+                       they did before the preemption
     max_total_len      it ends at this length at the latest; set by the scheduler that it is added to
     num_scheduled      HostUpperBound of the device's num_computed: its exact value + what is in flight at its largest.
                        Below prefill_len it is exact. Nothing in flight: exact.
@@ -58,6 +60,7 @@ class Request:
         self.slot: int | None = None
         self.epoch = 0
         self.prefill_len = 0
+        self.replays = False
         self.max_total_len = 0
         self.num_scheduled = 0
         self.frames_in_flight = 0
@@ -79,7 +82,8 @@ class Request:
     @property
     def min_total_len(self) -> int:
         """Least total length once everything in flight has returned, if no stop token ends the request before."""
-        return len(self.prompt_token_ids) + len(self.output_token_ids) + self.sampling_in_flight
+        known_already = self.replays and self.sampling_in_flight > 0
+        return self.num_tokens + self.sampling_in_flight - known_already
 
     @property
     def is_prefilling(self) -> bool:
@@ -104,12 +108,14 @@ class Request:
         self.arrival_order = arrival_order
         self.acceptance = AcceptanceStats(num_speculative_tokens, synthetic_acceptance)
 
-    def admit(self, slot: int, epoch: int) -> None:
+    def admit(self, slot: int, epoch: int, *, replay: bool = False) -> None:
+        """Enter a slot. replay: a sampled request that has output replays the last token of it."""
         self._require("admit", RequestState.WAITING, RequestState.PREEMPTED)
         self.state = RequestState.RUNNING
         self.slot = slot
         self.epoch = epoch
-        self.prefill_len = self.num_tokens
+        self.replays = replay and self.params.temperature > 0 and len(self.output_token_ids) > 0
+        self.prefill_len = self.num_tokens - self.replays
         self.num_scheduled = 0
 
     def preempt(self, epoch: int) -> None:
@@ -139,7 +145,13 @@ class Request:
         self.sampling_in_flight -= row.samples
         if not row.is_prefilling:
             self.num_scheduled -= row.num_tokens - len(token_ids)
-        if token_ids:
+        if self.replays and row.samples:
+            if list(token_ids) != self.output_token_ids[-1:]:
+                raise RuntimeError(
+                    f"request {self.request_id!r}: emitted {list(token_ids)} where {self.output_token_ids[-1]} was to be replayed"
+                )
+            self.replays = False
+        elif token_ids:
             self.output_token_ids.extend(token_ids)
             if self.first_token_time is None:
                 self.first_token_time = now
@@ -160,6 +172,7 @@ class Request:
 
     def _leave_slot(self, epoch: int) -> None:
         self.slot = None
+        self.replays = False
         self.epoch = epoch
         self.num_scheduled = 0
         self.frames_in_flight = 0

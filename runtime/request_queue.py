@@ -20,11 +20,14 @@ class RequestQueue:
 
     Every running request arrived before every waiting one: admission takes the head of `waiting`, preemption puts the
     tail of `running` back there. A request holds a slot and blocks exactly while it runs.
+
+    replay: sampled requests that come back replay their last token (Request.replays).
     """
 
-    def __init__(self, slots: SlotPool, blocks: BlockAllocator) -> None:
+    def __init__(self, slots: SlotPool, blocks: BlockAllocator, *, replay: bool = False) -> None:
         self.slots = slots
         self.blocks = blocks
+        self._replay = replay
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._requests: dict[str, Request] = {}
@@ -57,16 +60,17 @@ class RequestQueue:
         request = self.waiting.popleft()
         slot = self.slots.acquire()
         new_blocks = self.blocks.allocate(request.request_id, coverage)
-        request.admit(slot, next(self._epochs))
+        request.admit(slot, next(self._epochs), replay=self._replay)
         self.running.append(request)
         admission = Admission(
             request_id=request.request_id,
             slot=slot,
             epoch=request.epoch,
-            prefill_tokens=(*request.prompt_token_ids, *request.output_token_ids),
+            prefill_tokens=(*request.prompt_token_ids, *request.output_token_ids)[: request.prefill_len],
             prompt_len=len(request.prompt_token_ids),
             max_total_len=max_total_len,
             params=request.params,
+            next_token=request.output_token_ids[-1] if request.replays else -1,
         )
         return admission, [BlockWrite(slot, column, block) for column, block in new_blocks]
 

@@ -76,7 +76,7 @@ class Scheduler:
         self.max_model_len = min(limits.max_model_len, blocks.num_positions)
         self.counters = SchedulerCounters()
         self.acceptance = AcceptanceStats(limits.num_speculative_tokens, limits.synthetic_acceptance)
-        self._queue = RequestQueue(self.slots, blocks)
+        self._queue = RequestQueue(self.slots, blocks, replay=limits.replay)
         self._clock = clock
         self._in_flight: deque[StepPlan] = deque()
         self._steps = itertools.count()
@@ -284,14 +284,15 @@ class Scheduler:
             if request is None:
                 self.counters.stale_rows += 1
                 continue
-            result.check(index, row, request.num_tokens, request.max_total_len)
+            replayed = request.replays and row.samples
+            result.check(index, row, request.num_tokens - replayed, request.max_total_len)
             token_ids = result.tokens(index)
             request.collect(row, token_ids, now)
             if result.prompt_logprobs:
                 request.prompt_logprobs.update(result.prompt_logprobs.get(index, {}))
             if row.num_drafts and result.finished[index] == NOT_FINISHED:
                 self.lengths.observe(row.num_drafts, len(token_ids) - 1)
-            if row.samples:
+            if row.samples and not replayed:
                 updates.append(self._emit(request, token_ids, result, index))
         return updates
 

@@ -16,6 +16,7 @@ class SchedulerLimits:
     max_num_batched_tokens: int  # token rows of a step, T at most
     num_speculative_tokens: int = 0  # k
     synthetic_acceptance: float | None = None  # what the counts of accepted drafts are marked with
+    replay: bool = False  # drafts come from a distribution, which ties a sampled text to where its blocks begin (docs/sampling.md)
 
     def __post_init__(self) -> None:
         if self.max_model_len < 2:

@@ -66,12 +66,16 @@ def batch(seed: int, vocab_size: int, k: int = 3, candidates: int = 4) -> Batch:
             if TEMPERATURE[slot] == 0:
                 likely = np.argmax(np.nan_to_num(processed[row], nan=-np.inf, neginf=-1e9))
             input_ids[at[i + 1]] = likely if rng.random() < 0.8 else rng.choice([-1, ids[0], vocab_size - 1])
+    history, total_len = np.full((SLOTS, 9), -1, np.int32), np.array([3, 9, 2, 4, 5], np.int32)
+    history[2, 2] = 1  # of a slot that is not in the batch
     seeds = rng.integers(-(2**31), 2**31, (SLOTS, 2)).astype(np.int32)
     args = {
         "processed": processed,
         "threshold": threshold,
         "temperature": TEMPERATURE.copy(),
         "seed": seeds,
+        "history": history,
+        "total_len": total_len,
         "token_slot": token_slot,
         "positions": positions,
         "logits_indices": logits_indices,

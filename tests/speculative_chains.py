@@ -122,6 +122,7 @@ class _Steps:
         self.indices = np.arange(self.rows, dtype=np.int32)
         self.cu = (np.arange(n + 1) * (1 + k)).astype(np.int32)
         self.everything = np.full(self.rows, LOWEST_LOGIT, np.float32)
+        self.history = np.full((n, 1), -1, np.int32)
         self.temperature = np.full(n, chains.temperature, np.float32)
 
     def draft(self, launch: Launch, last: Ints, positions: Ints, missing: Ints) -> Ints:
@@ -158,7 +159,8 @@ class _Steps:
         launch.run(accept_drafts, *decided, num_drafts, *walk, *drafter, self.slots, int(mode), live)
         rest = (self.seeds, positions, self.indices, self.cu, self.slots, 1, live)
         launch.run(residual_stripes, score, column, processed, self.everything, log_sum, *decided, *drafter, *rest)
-        launch.run(emit_drawn, sampled, num_sampled, accepted, score, column, picks, fed, self.indices, self.cu, live)
+        emitted = (sampled, num_sampled, accepted, score, column, picks, fed, self.indices, self.cu)
+        launch.run(emit_drawn, *emitted, self.history, np.zeros(n, np.int32), self.slots, live)
         return sampled, num_sampled
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +98,30 @@ def test_texts_are_distributed_as_the_target_writes_them(
     freedom = len(pairs) - 1
     assert freedom >= 8, "too few cells to tell distributions apart: choose another temperature"
     assert statistic < freedom + 5 * np.sqrt(2 * freedom), f"chi square {statistic:.1f} with {freedom} degrees of freedom"
+
+
+@pytest.mark.parametrize("verification", ["standard", "block"])
+def test_a_preempted_text_is_the_text(model: TinyModel, tmp_path: Path, verification: str) -> None:
+    """The drafter's context is built anew from the first token, and the last token that was returned is emitted once more: with it,
+    its penalties, and its log probabilities nothing is told twice, and every block begins where it would have begun."""
+    drafter = write_tiny_drafter(tmp_path / "v2", TARGET, SHAPES["v2"])
+    settings: dict[str, Any] = {
+        "speculator__method": "dflash",
+        "speculator__draft_source": str(drafter.path),
+        "speculator__verification": verification,
+        "numerics": "batch_invariant",
+        "scheduler__max_num_seqs": 4,
+        "scheduler__max_num_batched_tokens": 64,
+    }
+    asked = SamplingParams(temperature=TEMPERATURE, max_tokens=30, ignore_eos=True, logprobs=1, frequency_penalty=0.3, min_tokens=3)
+    params = [replace(asked, seed=seed) for seed in range(4)]
+    with open_tiny(model.path, k=3, **settings) as engine:
+        alone = [engine.generate([PROMPT], each)[0] for each in params]
+        assert engine.scheduler.counters.preemptions == 0
+    with open_tiny(model.path, k=3, scheduler__num_blocks=20, **settings) as engine:
+        outputs = engine.generate([PROMPT] * 4, params)
+        assert engine.scheduler.counters.preemptions > 1
+        check_idle(engine)
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in alone]
+    told = [[each.token_id for each in output.logprobs or ()] for output in outputs]
+    assert told == [list(output.token_ids) for output in alone]

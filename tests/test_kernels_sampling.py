@@ -321,7 +321,7 @@ def check_verification(launch: Launch, case: Batch, verification: int, tiles_per
         **full_race,
         "num_accepted": full["num_accepted"],
         "row_argmax": padded["row_argmax"],
-        **case.take("input_ids", "logits_indices", "cu_num_logits", "num_requests"),
+        **case.take("input_ids", "logits_indices", "cu_num_logits", "history", "total_len", "idx_mapping", "num_requests"),
     }
     launch.check(emit_drawn, args, full_out)
     return num_accepted
@@ -343,6 +343,31 @@ def test_verification_over_many_batches(verification: int) -> None:
         for request, accepted in enumerate(check_verification(Launch("cpu"), batch(seed, 24), verification)):
             kept.setdefault(request, set()).add(int(accepted))
     assert kept == {0: {0, 1, 2, 3}, 1: {0}, 2: {0, 1, 2}, 3: {0, 1, 2, 3}}
+
+
+@over_columns
+def test_a_token_that_is_known_already_is_emitted(launch: Launch) -> None:
+    """Request 1 (slot 0) has no drafts and comes back with 23 behind its prefill; request 0 knows nothing; -1 draws."""
+    sampled, num_sampled = untouched(3, 3, dtype=np.int32), untouched(3, dtype=np.int32)
+    history = np.full((4, 6), -1, np.int32)
+    history[0, 4] = 23
+    args = {
+        "sampled": sampled,
+        "num_sampled": num_sampled,
+        "num_accepted": np.array([0, 0, 1], np.int32),
+        "best_score": np.zeros((1, 3), np.float32),
+        "best_column": np.array([[7, 8, 9]], np.int32),
+        "row_argmax": np.zeros(5, np.int32),
+        "input_ids": np.array([1, 2, 3, 4, 5], np.int32),
+        "logits_indices": np.arange(5, dtype=np.int32),
+        "cu_num_logits": np.array([0, 2, 3, 5], np.int32),
+        "history": history,
+        "total_len": np.array([4, 2, 6, 0], np.int32),
+        "idx_mapping": np.array([1, 0, 2], np.int32),
+        "num_requests": np.array([3], np.int32),
+    }
+    emitted = np.array([[7, -1, -1], [23, -1, -1], [5, 9, -1]], np.int32)
+    launch.check(emit_drawn, args, {"sampled": emitted, "num_sampled": np.array([1, 1, 2], np.int32)})
 
 
 @pytest.mark.parametrize("verification", [STANDARD, BLOCK])

@@ -92,6 +92,25 @@ def test_a_preemption_leaves_the_text_alone(reference: Reference, alone: tuple[i
         check_idle(engine)
 
 
+@pytest.mark.parametrize("verification", ["standard", "block"])
+@pytest.mark.parametrize("settings", [{}, {"runner__steps_in_flight": 4}, {"runner__async": False}], ids=str)
+def test_a_preemption_leaves_the_text_alone_with_a_drafters_distribution(
+    reference: Reference, verification: str, settings: dict[str, Any]
+) -> None:
+    """A block begins again where the last one ended, so that each draft meets the numbers that it would have met."""
+    params = [replace(WARM, seed=seed, max_tokens=30) for seed in range(4)]
+    settings = {"speculator__verification": verification, **settings}
+    with drafts_from(*any_candidates()):
+        with open_tiny(reference.model.path, k=4, scheduler__max_num_seqs=4, **settings) as engine:
+            expected = [drive(engine, [Arrival(PROMPT, each)])[0].token_ids for each in params]
+            assert engine.scheduler.counters.preemptions == 0
+        with open_tiny(reference.model.path, k=4, scheduler__max_num_seqs=4, scheduler__num_blocks=20, **settings) as engine:
+            outputs = drive(engine, [Arrival(PROMPT, each, step=number) for number, each in enumerate(params)])
+            assert engine.scheduler.counters.preemptions > 1
+            assert [output.token_ids for output in outputs] == expected
+            check_idle(engine)
+
+
 def test_greedy_requests_beside_sampled_ones_are_greedy(reference: Reference, alone: tuple[int, ...]) -> None:
     plain = [OTHERS[1], Arrival(PROMPT, SamplingParams(max_tokens=20))]
     for k in (0, 3):
