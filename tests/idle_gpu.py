@@ -7,6 +7,7 @@ scheduler, engine) is what a GPU would have: its Python is counted and timed her
 from __future__ import annotations
 
 import ctypes
+import mmap
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,7 +33,8 @@ class _Memory:
     """Of the GPU, and page-locked."""
 
     def __init__(self, nbytes: int, flags: int = 0) -> None:
-        self._bytes = np.zeros(nbytes, np.uint8)
+        # Mapped, and not from the heap: what nobody touches is then in no memory.
+        self._bytes = np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), np.uint8)
         self.ptr = self._bytes.ctypes.data
         self.nbytes = nbytes
 

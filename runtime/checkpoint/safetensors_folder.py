@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from runtime.checkpoint.safetensors_header import READABLE, StoredTensor, read_s
 from runtime.checkpoint.storage import bfloat16_to_float32, row_chunks, store
 from runtime.checkpoint.weights import Progress, WeightArray, WeightDtype
 from runtime.errors import CheckpointError
+
+WINDOW_ELEMENTS = 1 << 21
+"""Elements of a file that are mapped at a time: a map of a whole tensor would double what reading it takes."""
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _SAME_STORAGE: dict[str, WeightDtype] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -39,20 +43,24 @@ def copy_tensors(
     done, total = 0, sum(tensors[name].nbytes for name in destinations)
     for name, destination in destinations.items():
         tensor = tensors[name]
-        raw = _mapped(tensor)
-        for rows in row_chunks(tensor.shape):
-            if _SAME_STORAGE[tensor.dtype] == dtype:
-                destination[rows] = raw[rows]
-            else:
-                store(destination[rows], _as_float32(raw[rows], tensor.dtype), dtype, name)
-            done += raw[rows].nbytes
-            if progress is not None:
-                progress(done, total)
+        for window in row_chunks(tensor.shape, elements=WINDOW_ELEMENTS):
+            raw, target = _mapped(tensor, window), destination[window]
+            for rows in row_chunks(raw.shape):
+                if _SAME_STORAGE[tensor.dtype] == dtype:
+                    target[rows] = raw[rows]
+                else:
+                    store(target[rows], _as_float32(raw[rows], tensor.dtype), dtype, name)
+                done += raw[rows].nbytes
+                if progress is not None:
+                    progress(done, total)
 
 
-def _mapped(tensor: StoredTensor) -> npt.NDArray[Any]:
+def _mapped(tensor: StoredTensor, rows: slice) -> npt.NDArray[Any]:
+    """Rows of a tensor in its file. Pages of it that were read count as this process's memory for as long as the result lives."""
+    width = math.prod(tensor.shape[1:]) * READABLE[tensor.dtype].itemsize
+    shape = (rows.stop - rows.start, *tensor.shape[1:])
     try:
-        return np.memmap(tensor.path, READABLE[tensor.dtype], "r", tensor.offset, tensor.shape)
+        return np.memmap(tensor.path, READABLE[tensor.dtype], "r", tensor.offset + rows.start * width, shape)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{tensor.path}: cannot read tensor {tensor.name!r}: {error}") from error
 

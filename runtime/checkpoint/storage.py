@@ -13,10 +13,10 @@ from runtime.errors import CheckpointError
 CHUNK_ELEMENTS = 1 << 16  # scratch stays in the cache; measured best of 2^14 .. 2^20 for dequantising
 
 
-def row_chunks(shape: tuple[int, ...], multiple: int = 1) -> Iterator[slice]:
-    """Slices over the first axis, of about CHUNK_ELEMENTS elements and a multiple of `multiple` rows."""
+def row_chunks(shape: tuple[int, ...], multiple: int = 1, elements: int = CHUNK_ELEMENTS) -> Iterator[slice]:
+    """Slices over the first axis, of about that many elements and a multiple of `multiple` rows."""
     width = max(1, int(np.prod(shape[1:])))
-    step = max(1, CHUNK_ELEMENTS // (width * multiple)) * multiple
+    step = max(1, elements // (width * multiple)) * multiple
     for start in range(0, shape[0], step):
         yield slice(start, min(start + step, shape[0]))
 
