@@ -302,7 +302,7 @@ MUTATIONS = (
         "        new_rows = rows != self._rows\n",
         "        new_rows = self._rows is None or len(rows) != len(self._rows)\n",
         test=_UNCHANGED,
-        expects="AssertionError|assert |RuntimeError",
+        expects="AssertionError|assert |DeviceError",
         text="rows of the step before, in other slots or of other lengths",
     ),
     mutation(
