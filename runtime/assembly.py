@@ -74,10 +74,10 @@ def assemble(
         policy = resolve_policy(config.mirror.policy, device)
         with bars("loading weights", "bytes") as advance:
             weights = checkpoint.stored_weights(advance, dtype)
-            free = int((device.free_bytes() - weights.nbytes) * KV_SHARES[kind])
+            left = device.free_bytes() - weights.nbytes
             block_bytes = kv_cache_bytes(spec, 1, sizes.block_size, STORAGE[dtype].itemsize)
             block_bytes += speculator.cache_bytes(1, sizes.block_size)
-            blocks = BlockAllocator(_num_blocks(config, sizes, block_bytes, free), sizes.block_size)
+            blocks = BlockAllocator(_num_blocks(config, sizes, block_bytes, left, KV_SHARES[kind]), sizes.block_size)
             # A pool smaller than the longest sequence is the limit then, on the device as in the scheduler, which is told the
             # length that was asked for as well: a request that the pool ends needs more blocks, not a larger max_model_len.
             asked_model_len = sizes.max_model_len
@@ -231,19 +231,25 @@ def _prompt_encoder(config: RunConfig, checkpoint: Checkpoint, tokenizer: Tokeni
     )
 
 
-def _num_blocks(config: RunConfig, sizes: StepSizes, block: int, budget: int) -> int:
-    """scheduler.num_blocks, or as many of `block` bytes as every slot at full length can use, within `budget` bytes.
+def _num_blocks(config: RunConfig, sizes: StepSizes, block: int, left: int, share: float) -> int:
+    """scheduler.num_blocks, or as many of `block` bytes as every slot at full length can use, within a share of the bytes left.
 
     Raises:
-        DeviceError: not even one request of a few tokens fits.
+        DeviceError: not even one request of a few tokens fits, or not what was asked for.
     """
-    if config.scheduler.num_blocks != "auto":
-        return config.scheduler.num_blocks
+    asked = config.scheduler.num_blocks
+    if asked != "auto":
+        if asked * block > left:
+            raise DeviceError(
+                f"scheduler.num_blocks = {asked}: {asked * block:,} bytes, and {max(left, 0):,} are left beside the weights; "
+                f"lower it to {max(left // block, 1)} or less, or set it to auto"
+            )
+        return asked
     wanted = sizes.max_num_seqs * sizes.blocks_per_slot
-    affordable = budget // block
+    affordable = int(left * share) // block
     if affordable < 1:
         raise DeviceError(
-            f"no memory for one KV block of {block:,} bytes: {max(budget, 0):,} bytes are left for it beside the weights; "
+            f"no memory for one KV block of {block:,} bytes: {max(left, 0):,} bytes are left beside the weights; "
             "end other programs, lower scheduler.block_size, or use a smaller model"
         )
     return min(wanted, affordable)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from runtime.cli_session import OPEN_GATE, Overrides, Quiet, exits, open_engine, prompts_of, settings_of
+from runtime.cli_session import OPEN_GATE, Overrides, Quiet, exits, open_engine, prompts_of, refuse_unwritable_folder, settings_of
 from runtime.console import progress_bar, silent_bar, start_logging
 from runtime.errors import ConfigError
 
@@ -57,6 +57,10 @@ def gates(
             raise ConfigError(f"gate = {unknown[0]}: must be one of {', '.join(PROVED + MEASURED)}")
         if sum((full, schedules, bool(case))) > 1:
             raise ConfigError("gates: --full, --schedules and --case exclude each other; give one of them")
+        if not set(chosen) & set(MEASURED) and (record is not None or set_ or config != DEFAULT_CONFIG):
+            raise ConfigError("gates: --config, --set and --record belong to what is measured; name G3 or G4")
+        if record is not None:
+            refuse_unwritable_folder("--record", record)
         reports: list[GateReport] = []
         proved = [name for name in chosen if name in PROVED]
         if proved:

@@ -137,6 +137,10 @@ def _exit_codes(interrupted: Callable[[], bool]) -> Iterator[None]:
         # The reader went away, as `| head` does. What is still buffered must not fail again when Python exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(CLOSED_PIPE) from error
+    except MemoryError as error:
+        why = f": {error}" if str(error) else ""
+        typer.echo(f"error: out of memory{why}; lower scheduler.max_num_seqs, max_model_len or num_blocks", err=True)
+        raise typer.Exit(USER_ERROR) from error
     except OSError as error:
         # A full disk under stdout, a device that went away. Python flushes once more at exit, which must not fail again.
         typer.echo(f"error: cannot write the output: {error.strerror or error}", err=True)

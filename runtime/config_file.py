@@ -28,24 +28,27 @@ class StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def read_yaml(path: str | PathLike[str]) -> dict[str, Any]:
-    """The mapping in a YAML file. Raises ConfigError for a file that cannot be read or is no mapping."""
+def read_yaml(path: str | PathLike[str], what: str = "config") -> dict[str, Any]:
+    """The mapping in a YAML file, which is a `what`. Raises ConfigError for a file that cannot be read or is no mapping."""
     file = Path(path).expanduser()
+    ours = needed = ""
+    if what == "config":
+        ours, needed = "; the repository's own are in configs/", "; at least model.source is needed (see configs/reference.yaml)"
     try:
         text = file.read_bytes().decode("utf-8-sig")
     except FileNotFoundError as error:
-        raise ConfigError(f"config = {file}: no such file; the repository's own are in configs/") from error
+        raise ConfigError(f"{what} = {file}: no such file{ours}") from error
     except IsADirectoryError as error:
-        raise ConfigError(f"config = {file}: is a directory; give a YAML file") from error
+        raise ConfigError(f"{what} = {file}: is a directory; give a YAML file") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"config = {file}: not UTF-8 at byte {error.start}; save the file as UTF-8") from error
+        raise ConfigError(f"{what} = {file}: not UTF-8 at byte {error.start}; save the file as UTF-8") from error
     except (OSError, ValueError) as error:
-        raise ConfigError(f"config = {file}: cannot be read: {error}") from error
-    data = parse_yaml(text, f"config = {file}")
+        raise ConfigError(f"{what} = {file}: cannot be read: {error}") from error
+    data = parse_yaml(text, f"{what} = {file}")
     if data is None:
-        raise ConfigError(f"config = {file}: empty; at least model.source is needed (see configs/reference.yaml)")
+        raise ConfigError(f"{what} = {file}: empty{needed}")
     if not isinstance(data, dict):
-        raise ConfigError(f"config = {file}: must be a mapping of sections, not a {type(data).__name__}")
+        raise ConfigError(f"{what} = {file}: must be a mapping of sections, not a {type(data).__name__}")
     return data
 
 

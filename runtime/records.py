@@ -49,6 +49,12 @@ STEP_SOURCES = (
 
 _KEYS = ("record", "title", "date", "verdict", "axes", "workload", "fingerprint", "facts", "command", "sources", "digest")
 
+_KINDS: tuple[tuple[str, type, str], ...] = (
+    *((key, str, "a text") for key in ("record", "title", "command", "digest", "fingerprint")),
+    *((key, Mapping, "a mapping") for key in ("workload", "facts")),
+    *((key, list, "a list") for key in ("axes", "sources")),
+)
+
 
 @dataclass(frozen=True)
 class Record:
@@ -125,10 +131,15 @@ class Record:
     @classmethod
     def read(cls, path: Path) -> Record:
         """Raises ConfigError: keys are missing, or the file claims what it does not hold."""
-        values = read_yaml(path)
+        values = read_yaml(path, "record")
         missing = [key for key in _KEYS if key not in values]
         if missing:
             raise ConfigError(f"record {path}: {', '.join(missing)}: missing; a record is written by `draftgraph gates --record`")
+        for key, kind, words in _KINDS:
+            if not isinstance(values[key], kind):
+                raise ConfigError(f"record {path}: {key} = {values[key]!r}: must be {words}")
+        if strange := [source for source in values["sources"] if not isinstance(source, str)]:
+            raise ConfigError(f"record {path}: sources: {strange[0]!r}: must be a text")
         try:
             axes = tuple(_axis(axis) for axis in values["axes"])
         except (KeyError, TypeError, ValueError) as error:
@@ -197,7 +208,10 @@ def _axis(values: Mapping[str, Any]) -> Axis:
     """An axis of a file. A comparison's own verdict stands as it is, for none of them is a pass."""
     claimed = Verdict(values["verdict"])
     own = claimed if claimed in (Verdict.UNDER_FLOOR, Verdict.TAUTOLOGICAL, Verdict.NOT_MEASURED, Verdict.OPEN_GAP) else None
-    return Axis(values["name"], values["value"], values["floor"], values["detail"], own)
+    for key in ("value", "floor"):
+        if values[key] is not None and not isinstance(values[key], int | float):
+            raise TypeError(f"{key} = {values[key]!r}: must be a number or null")
+    return Axis(str(values["name"]), values["value"], values["floor"], str(values["detail"]), own)
 
 
 def _digest(data: bytes) -> str:

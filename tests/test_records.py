@@ -106,6 +106,32 @@ def test_missing_keys_are_named(tmp_path: Path) -> None:
         read_records(tmp_path / "b")
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sources": None}, "sources = None: must be a list"),
+        ({"sources": [1]}, "sources: 1: must be a text"),
+        ({"workload": [1]}, "workload = .1.: must be a mapping"),
+        ({"facts": "H200"}, "facts = 'H200': must be a mapping"),
+        ({"axes": {}}, "axes = {}: must be a list"),
+        ({"command": 3}, "command = 3: must be a text"),
+        ({"axes": [{"name": "a", "value": "x", "floor": 1, "detail": "", "verdict": "OPEN GAP"}]}, "value = 'x': must be a number"),
+    ],
+    ids=str,
+)
+def test_what_has_the_wrong_type_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    path = rewritten(record().write(tmp_path), **change)
+    with pytest.raises(ConfigError, match=message):
+        Record.read(path)
+
+
+def test_a_file_that_is_no_record_is_not_called_a_config(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("")
+    with pytest.raises(ConfigError, match=r"record = .*a\.yaml: empty$"):
+        Record.read(path)
+
+
 def test_a_record_is_stale_once_a_source_changes_appears_or_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sources = tmp_path / "kernels"
     sources.mkdir()

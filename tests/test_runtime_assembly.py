@@ -49,6 +49,11 @@ def test_info_says_what_it_resolved_to(model: TinyModel) -> None:
     assert info["device"].startswith("cpu")
 
 
+def test_more_blocks_than_there_is_memory_are_refused(model: TinyModel) -> None:
+    with pytest.raises(DeviceError, match=r"num_blocks = 99999999999: [\d,]+ bytes, and [\d,]+ are left .*lower it to \d+ or"):
+        open_tiny(model.path, scheduler__num_blocks=99_999_999_999)
+
+
 def test_blocks_for_every_slot_unless_told_otherwise(model: TinyModel) -> None:
     with open_tiny(model.path) as engine:
         assert engine.scheduler.blocks.num_blocks == 4 * 16

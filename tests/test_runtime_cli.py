@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 from runtime.cli import app
@@ -354,6 +355,17 @@ def test_an_interrupt_that_comes_back_as_another_error(capsys: pytest.CaptureFix
     assert getattr(caught.value, "exit_code", None) == code
     assert capsys.readouterr().err == ("interrupted\n" if pressed else "")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_memory_that_is_not_there_is_a_message(capsys: pytest.CaptureFixture[str]) -> None:
+    @exits()
+    def command() -> None:
+        raise MemoryError("Unable to allocate 7. TiB")
+
+    with pytest.raises(typer.Exit) as caught:
+        command()
+    assert caught.value.exit_code == 2
+    assert capsys.readouterr().err.startswith("error: out of memory: Unable to allocate 7. TiB; lower scheduler.max_num_seqs")
 
 
 def test_a_closed_pipe_is_quiet(config: str) -> None:

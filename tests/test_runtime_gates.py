@@ -353,7 +353,14 @@ def test_the_command_runs_a_gate_once_and_says_why_nothing_was_measured() -> Non
 
 
 def test_the_command_refuses_what_it_does_not_know() -> None:
-    for arguments, message in ((["G7"], "gate = G7: must be one of G1, G2"), (["--case", "k=2"], "case: k = 2")):
+    refused = [
+        (["G7"], "gate = G7: must be one of G1, G2"),
+        (["--case", "k=2"], "case: k = 2"),
+        (["G1", "--record", "here"], "--record belong to what is measured; name G3 or G4"),
+        (["--set", "device=cuda"], "name G3 or G4"),
+        (["G3", "--record", "/dev/null/here"], "--record /dev/null/here: cannot be written"),
+    ]
+    for arguments, message in refused:
         result = CliRunner().invoke(app, ["gates", *arguments])
         assert result.exit_code == 2
         assert message in result.output

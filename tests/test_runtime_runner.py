@@ -273,7 +273,8 @@ def test_a_step_like_the_one_before_uploads_nothing(opened: Callable[..., tuple[
         before = counters.uploads
         engine.step()
         uploads.append(counters.uploads - before)
-        assert runner.buffers.inputs["live"].state != "host newer" and tables.num_diffs == 0
+        assert runner.buffers.inputs["live"].state != "host newer"
+        assert tables.num_diffs == 0
     # The prompt; the first decode row; the row that enters the second block, and the one behind it; the second prompt, its rows.
     assert [step for step, count in enumerate(uploads) if count] == [0, 1, 10, 11, 12, 13]
     assert alone.output is None
