@@ -29,6 +29,7 @@ from kernels.project import (
     project_residual,
     project_residual_two,
 )
+from kernels.project_tap import project_residual_tap, project_residual_two_tap
 from kernels.rmsnorm import add_rms_norm, rms_norm
 from kernels.tile import CHUNK, TILE_ROWS
 
@@ -238,9 +239,16 @@ class FusedOps:
     def _project_residual(self, run: ForwardPass, name: str, x: Array, weight: Array, norm: Array) -> None:
         layout, written, eps = self._layout(name, weight), self._residual_and_norm(run), run.model.shape.rms_norm_eps
         tokens, launch, whole = run.num_tokens, run.launch, self._whole_norm(run, name)
+        tap = run.tap if name == "down" else None
         if layout is not None:
-            kernel = project_residual if layout.slabs == 1 else project_residual_two
-            launch.launch(kernel, layout.grid, 32 * layout.warps, *written, x, weight, norm, layout.parts, run.live)
+            threads, last = 32 * layout.warps, (layout.parts, run.live)
+            if tap is None:
+                kernel = project_residual if layout.slabs == 1 else project_residual_two
+                launch.launch(kernel, layout.grid, threads, *written, x, weight, norm, *last)
+            else:
+                kernel = project_residual_tap if layout.slabs == 1 else project_residual_two_tap
+                features = tap.features[:tokens]
+                launch.launch(kernel, layout.grid, threads, *written, features, x, weight, norm, tap.column, *last)
             if whole:
                 self._norm(run, norm)
             return
@@ -251,6 +259,8 @@ class FusedOps:
             launch.launch(add_rms_norm, tokens, threads, normed, residual, projected, norm, eps, run.live)
         else:
             launch.launch(add_squares, _behind_grid(projected), _BEHIND_THREADS, *written, projected, norm, run.live)
+        if tap is not None:
+            run.record_tap()
 
     def _scaled(self, run: ForwardPass) -> int:
         """float16: the residual may leave its range, its norm does not."""

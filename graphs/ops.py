@@ -14,6 +14,7 @@ from typing import Protocol
 
 from graphs.arrays import LayerArrays, ModelArrays, Scratch, SlotState, StepArrays
 from graphs.launch import Array, Launcher
+from graphs.taps import Tap
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,12 @@ class ForwardPass:
     state: SlotState
     step: StepArrays
     num_tokens: int
+    tap: Tap | None = None  # of the block that is being recorded
+
+    def record_tap(self) -> None:
+        """In a launch of its own, where there is a tap."""
+        if self.tap is not None:
+            self.tap.record(self.launch, self.residual, self.live)
 
     @property
     def live(self) -> Array:
@@ -67,7 +74,7 @@ class Ops(Protocol):
         ...
 
     def feed_forward(self, run: ForwardPass, layer: LayerArrays, norm: Array) -> None:
-        """residual += (silu(gate) * up) @ down.T of the normed residual."""
+        """residual += (silu(gate) * up) @ down.T of the normed residual, which then goes to run.tap where there is one."""
         ...
 
     def logits(self, run: ForwardPass, num_logits: int) -> None:

@@ -121,6 +121,7 @@ class PlainOps:
         launch.launch(swiglu, (tokens, blocks), THREADS, activated, gate_up, run.live)
         launch.matmul(scratch.projected[:tokens], activated, layer.down, run.live)
         self.add_and_norm(run, norm)
+        run.record_tap()
 
     def logits(self, run: ForwardPass, num_logits: int) -> None:
         launch, scratch, live = run.launch, run.scratch, run.step.inputs.num_logits

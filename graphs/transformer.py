@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from graphs.arrays import ModelArrays, Scratch, SlotState, StepArrays
 from graphs.launch import Array, Launcher
 from graphs.ops import ForwardPass, Ops, OpTable
@@ -47,6 +49,7 @@ def record_forward(run: ForwardPass, ops: Ops, taps: TargetTaps | None = None) -
         ops.attention_inputs(run, layer)
         ops.attention(run, layer)
         ops.attention_output(run, layer, layer.post_norm)
-        ops.feed_forward(run, layer, norm_after)
-        if taps is not None:
+        tap = None if taps is None else taps.only(index, run.residual.shape[1])
+        ops.feed_forward(run if tap is None else replace(run, tap=tap), layer, norm_after)
+        if taps is not None and tap is None:
             taps.record(run.launch, index, run.residual, run.live)

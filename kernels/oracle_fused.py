@@ -64,6 +64,25 @@ def project_residual(
     return total, _live(normed, num_tokens, total * gain), _live(squares, num_tokens, squares_of(total))
 
 
+def project_residual_tap(
+    residual: Floats,
+    normed: Floats,
+    squares: Floats,
+    features: Floats,
+    x: Floats,
+    weight: Floats,
+    gain: Floats,
+    column: int,
+    parts: int,
+    num_tokens: Integers,
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """(residual, normed, squares, features) afterwards."""
+    written = project_residual(residual, normed, squares, x, weight, gain, parts, num_tokens)
+    result, live = features.copy(), num_tokens[0]
+    result[:live, column : column + residual.shape[1]] = written[0][:live]
+    return *written, result
+
+
 def norm_swiglu(
     out: Floats, gate_up: Floats, squares: Floats, width: int, eps: float, scaled: int, num_tokens: Integers
 ) -> Floats:

@@ -292,8 +292,8 @@ def norm_gate_up(out, x, squares, weight, eps, scaled, parts, num_tokens):
 
 
 @device_function
-def add_rows(ring, partial, residual, normed, squares, x, weight, gain, parts, slabs, num_tokens):
-    """What the two kernels below do."""
+def add_rows(ring, partial, residual, normed, squares, x, weight, gain, parts, slabs, num_tokens, features, column):
+    """What the two kernels below do, and with `features` those of kernels/project_tap.py."""
     outputs, height = i32(weight.shape[0]), slabs * i32(TILE_ROWS)
     warp, warps = warp_of_block(), multiplying_warps(i32(0), slabs)
     parts = min(parts, warps)
@@ -339,6 +339,8 @@ def add_rows(ring, partial, residual, normed, squares, x, weight, gain, parts, s
                         value += total_of(partial, warp - part, parts, slabs, slab, t * i32(TILE_ROWS) + n)
                         residual[token + t, output] = value
                         normed[token + t, output] = narrow(value * (factor if own else gain[output]), normed)
+                        if features is not None:
+                            features[token + t, column + output] = narrow(value, features)
                         total += value * value
                     n += octet_size()
                 total = octet_sum(total)
@@ -374,7 +376,7 @@ def project_residual(residual, normed, squares, x, weight, gain, parts, num_toke
     """
     ring = cuda.shared.array(RING, f32)
     partial = cuda.shared.array(PARTIAL, f32)
-    add_rows(ring, partial, residual, normed, squares, x, weight, gain, parts, i32(1), num_tokens)
+    add_rows(ring, partial, residual, normed, squares, x, weight, gain, parts, i32(1), num_tokens, None, i32(0))
 
 
 @kernel(writes=("residual", "normed", "squares"), max_registers=_REGISTERS, overlap=True, early=("weight", "gain"))
@@ -387,4 +389,4 @@ def project_residual_two(residual, normed, squares, x, weight, gain, parts, num_
     """
     ring = cuda.shared.array(RING, f32)
     partial = cuda.shared.array(PARTIAL, f32)
-    add_rows(ring, partial, residual, normed, squares, x, weight, gain, parts, i32(2), num_tokens)
+    add_rows(ring, partial, residual, normed, squares, x, weight, gain, parts, i32(2), num_tokens, None, i32(0))

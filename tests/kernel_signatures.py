@@ -31,6 +31,8 @@ SIGNATURES: dict[str, str] = {
     "norm_gate_up": "s2 s2 f2 s2 f i i i1",
     "project_residual": "f2 s2 f2 s2 s2 f1 i i1",
     "project_residual_two": "f2 s2 f2 s2 s2 f1 i i1",
+    "project_residual_tap": "f2 s2 f2 s2 s2 s2 f1 i i i1",
+    "project_residual_two_tap": "f2 s2 f2 s2 s2 s2 f1 i i i1",
     "norm_swiglu": "s2 f2 f2 i f i i1",
     "add_squares": "f2 s2 f2 f2 f1 i1",
     "rotate_store": "s2 s4 s4 f2 f2 i1 i1 i i1",

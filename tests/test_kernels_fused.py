@@ -21,6 +21,7 @@ from kernels.project import (
     project_residual,
     project_residual_two,
 )
+from kernels.project_tap import project_residual_tap, project_residual_two_tap
 from kernels.rotate import norm_rotate_store, rotate_store
 from tests.kernel_cases import Launch, floats, guarded, live, poisoned, untouched
 from tests.storage_cases import STORAGES, TOLERANCE, dtype_of, stored, widened
@@ -156,13 +157,8 @@ def test_norm_gate_up(
     check(launch, norm_gate_up, args, {"out": oracle.norm_gate_up(**wide_args(args))}, storage)
 
 
-@LAUNCHES
-@STORAGE
-@NORM_CASES
-def test_project_residual(
-    launch: Launch, storage: str, outputs: int, depth: int, count: int, capacity: int, parts: int, slabs: int
-) -> None:
-    args = {
+def residual_case(storage: str, outputs: int, depth: int, count: int, capacity: int, parts: int) -> dict[str, Any]:
+    return {
         "residual": guarded(floats(34, capacity, outputs), count),
         "normed": out_of(storage, capacity, outputs),
         "squares": untouched(capacity, -(-outputs // 8)),
@@ -172,9 +168,28 @@ def test_project_residual(
         "parts": parts,
         "num_tokens": live(count),
     }
+
+
+@LAUNCHES
+@STORAGE
+@NORM_CASES
+def test_project_residual(
+    launch: Launch, storage: str, outputs: int, depth: int, count: int, capacity: int, parts: int, slabs: int
+) -> None:
+    args = residual_case(storage, outputs, depth, count, capacity, parts)
     kernel = project_residual if slabs == 1 else project_residual_two
     residual, normed, squares = oracle.project_residual(**wide_args(args))
     check(launch, kernel, args, {"normed": normed}, storage, wide={"residual": residual, "squares": squares})
+
+
+@LAUNCHES
+@pytest.mark.parametrize(("storage", "slabs"), [("bfloat16", 1), ("float32", 2)])
+def test_project_residual_to_a_tap(launch: Launch, storage: str, slabs: int) -> None:
+    """As without; the columns beside those of the tap are another's."""
+    args = {**residual_case(storage, 20, 24, 9, 10, 2), "features": out_of(storage, 10, 27), "column": 3}
+    kernel = project_residual_tap if slabs == 1 else project_residual_two_tap
+    residual, normed, squares, features = oracle.project_residual_tap(**wide_args(args))
+    check(launch, kernel, args, {"normed": normed, "features": features}, storage, wide={"residual": residual, "squares": squares})
 
 
 BEHIND = pytest.mark.parametrize(
