@@ -15,7 +15,7 @@ from kernels.lang_overlap import (
     read_block,
     wait_for_launches,
 )
-from kernels.lang_warp import lane, primitive, warp_max, warp_size
+from kernels.lang_warp import lane, octet_lane, octet_size, octet_sum, primitive, warp_barrier, warp_max, warp_size
 from kernels.project import ceil_div, divide
 
 if not SIMULATED:
@@ -115,7 +115,8 @@ def top_candidates(ids, values, logits, vocab_size, num_rows):
     listed_column = cuda.shared.array(_LISTED, i32)
     all_order = cuda.shared.array(_RANKED, i32)
     all_column = cuda.shared.array(_RANKED, i32)
-    found = cuda.shared.array(3, i32)
+    begins = cuda.shared.array(CLUSTER, i32)
+    found = cuda.shared.array(4, i32)
     wait_for_launches()
     let_next_launch_start()
     tid, threads = i32(cuda.threadIdx.x), i32(cuda.blockDim.x)
@@ -134,6 +135,8 @@ def top_candidates(ids, values, logits, vocab_size, num_rows):
         if tid == i32(0):
             found[0] = i32(0)
             found[1] = _NOTHING + i32(1)
+            found[2] = i32(0)
+            found[3] = i32(0)
         cuda.syncthreads()
         cluster_barrier()
         t = i32(tid)
@@ -142,14 +145,18 @@ def top_candidates(ids, values, logits, vocab_size, num_rows):
             ranked[t] = read_block(maxima, t, divide(turn, warps))
             t += threads
         cuda.syncthreads()
-        t = i32(tid)
-        while t < stretches:
-            mine, above = ranked[t], i32(0)
-            for u in range(stretches):
-                above += i32(ranked[u] > mine or (ranked[u] == mine and u < t))
-            if above == count - i32(1) and mine > _NOTHING:
+        turn = i32(0)
+        while turn < stretches:  # every lane goes as often: octet_sum wants them all
+            t = turn + divide(tid, octet_size())
+            mine, above, u = ranked[min(t, stretches - i32(1))], f32(0.0), octet_lane()
+            while u < stretches:
+                other = ranked[u]
+                above += f32(1.0) if other > mine or (other == mine and u < t) else f32(0.0)
+                u += octet_size()
+            above = octet_sum(above)
+            if t < stretches and above == f32(count - i32(1)) and mine > _NOTHING:
                 found[1] = mine
-            t += threads
+            turn += max(divide(threads, octet_size()), i32(1))
         cuda.syncthreads()
         least = found[1]
         stretch = i32(place)
@@ -160,18 +167,24 @@ def top_candidates(ids, values, logits, vocab_size, num_rows):
         cuda.syncthreads()
         cluster_barrier()
         if rank == i32(0):
-            total, longest = i32(0), i32(0)
-            for other in range(ranks):
-                listed = read_block(found, i32(0), i32(other))
-                e = i32(tid)
+            other = i32(warp)
+            while other < ranks:
+                listed = read_block(found, i32(0), other)
+                if lane() == i32(0):
+                    begins[other] = cuda.atomic.add(found, 2, listed)
+                warp_barrier()
+                first, e = begins[other], i32(lane())
                 while e < min(listed, i32(_LISTED)):
-                    if total + e < i32(_RANKED):
-                        all_order[total + e] = read_block(listed_order, e, i32(other))
-                        all_column[total + e] = read_block(listed_column, e, i32(other))
-                    e += threads
-                total, longest = total + listed, max(longest, listed)
+                    if first + e < i32(_RANKED):
+                        all_order[first + e] = read_block(listed_order, e, other)
+                        all_column[first + e] = read_block(listed_column, e, other)
+                    e += warp_size()
+                if lane() == i32(0) and listed > i32(_LISTED):
+                    found[3] = i32(1)
+                other += warps
             cuda.syncthreads()
-            if longest <= i32(_LISTED) and total <= i32(_RANKED):
+            total = found[2]
+            if found[3] == i32(0) and total <= i32(_RANKED):
                 rank_listed(ids, values, all_order, all_column, logits, row, total)
             else:
                 search_row(ids, values, logits, row, found, vocab_size)

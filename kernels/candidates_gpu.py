@@ -1,4 +1,4 @@
-"""A warp's stretch of columns on a GPU (kernels/candidates.py): eight of its runs at a time, whose loads are under way together."""
+"""A warp's stretch of columns on a GPU (kernels/candidates.py): sixteen of its runs at a time, whose loads are under way together."""
 
 from __future__ import annotations
 
@@ -44,8 +44,10 @@ def stretch_maximum(logits, row, stretch, stretches, vocab_size):
     largest = _NOTHING
     while first < vocab_size:
         a, b, c, d, e, f, g, h = eight_orders(logits, start, i32(first + lane()), step, vocab_size)
+        p, q, r, s, t, u, v, w = eight_orders(logits, start, i32(first + i32(8) * step + lane()), step, vocab_size)
         largest = max(largest, max(max(max(a, b), max(c, d)), max(max(e, f), max(g, h))))
-        first = i32(first + i32(8) * step)
+        largest = max(largest, max(max(max(p, q), max(r, s)), max(max(t, u), max(v, w))))
+        first = i32(first + i32(16) * step)
     return largest
 
 
@@ -59,11 +61,10 @@ def put(found, listed_order, listed_column, order, column, least):
             listed_column[place] = column
 
 
-def list_stretch(found, listed_order, listed_column, logits, row, stretch, stretches, vocab_size, least):
-    first, step, start = i32(stretch * i32(_RUN)), i32(stretches * i32(_RUN)), i64(row) * i64(logits.shape[1])
-    while first < vocab_size:
-        column = i32(first + lane())
-        a, b, c, d, e, f, g, h = eight_orders(logits, start, column, step, vocab_size)
+@device_function
+def put_eight(found, listed_order, listed_column, orders, column, step, least):
+    a, b, c, d, e, f, g, h = orders
+    if max(max(max(a, b), max(c, d)), max(max(e, f), max(g, h))) >= least:
         put(found, listed_order, listed_column, a, column, least)
         put(found, listed_order, listed_column, b, i32(column + step), least)
         put(found, listed_order, listed_column, c, i32(column + i32(2) * step), least)
@@ -72,4 +73,14 @@ def list_stretch(found, listed_order, listed_column, logits, row, stretch, stret
         put(found, listed_order, listed_column, f, i32(column + i32(5) * step), least)
         put(found, listed_order, listed_column, g, i32(column + i32(6) * step), least)
         put(found, listed_order, listed_column, h, i32(column + i32(7) * step), least)
-        first = i32(first + i32(8) * step)
+
+
+def list_stretch(found, listed_order, listed_column, logits, row, stretch, stretches, vocab_size, least):
+    first, step, start = i32(stretch * i32(_RUN)), i32(stretches * i32(_RUN)), i64(row) * i64(logits.shape[1])
+    while first < vocab_size:
+        column, behind = i32(first + lane()), i32(first + lane() + i32(8) * step)
+        a, b, c, d, e, f, g, h = eight_orders(logits, start, column, step, vocab_size)
+        p, q, r, s, t, u, v, w = eight_orders(logits, start, behind, step, vocab_size)
+        put_eight(found, listed_order, listed_column, (a, b, c, d, e, f, g, h), column, step, least)
+        put_eight(found, listed_order, listed_column, (p, q, r, s, t, u, v, w), behind, step, least)
+        first = i32(first + i32(16) * step)
