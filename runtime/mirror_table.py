@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from operator import attrgetter
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,78 +20,9 @@ from runtime.mirror_memory import MappedMemory, Memory, TwinMemory
 from runtime.mirror_pack import MirrorPack
 from runtime.mirror_policy import MirrorPolicy
 from runtime.mirror_report import describe
+from runtime.mirror_uses import Adopted, Declared, Uses
 from runtime.staging import OutcomeRing
 from runtime.truth import Truth
-
-
-class Declared(Protocol):
-    """A graph that says which arrays it touches, by name. graphs.library.StepGraph is one."""
-
-    @property
-    def key(self) -> Hashable: ...
-
-    @property
-    def reads(self) -> frozenset[str]: ...
-
-    @property
-    def writes(self) -> frozenset[str]: ...
-
-
-@dataclass(frozen=True)
-class _Uses:
-    """The buffers that some work touches.
-
-    reads: each with whether the same work also writes it. guarded: those it reads in memory that the host may write.
-    """
-
-    reads: tuple[tuple[MirroredBuffer, bool], ...]
-    writes: tuple[MirroredBuffer, ...]
-    guarded: tuple[MirroredBuffer, ...]
-
-    def buffers(self) -> tuple[MirroredBuffer, ...]:
-        return tuple(dict.fromkeys((*(buffer for buffer, _ in self.reads), *self.writes)))
-
-    def changeable(self) -> _Uses:
-        """Those that can be refused although they have passed a check before. What only the device writes, in memory of its own,
-        cannot: the host gets no newer copy of it, and uploads none."""
-        reads = tuple((buffer, applies) for buffer, applies in self.reads if _host_matters(buffer))
-        return _Uses(reads, tuple(buffer for buffer in self.writes if _host_matters(buffer)), ())
-
-
-def _host_matters(buffer: MirroredBuffer) -> bool:
-    return buffer.truth is not Truth.DEVICE_EXACT or buffer.memory.mapped
-
-
-@dataclass
-class _Adopted:
-    """The buffers behind a graph's names, and the state of their addresses when it was captured.
-
-    to_check: all of them until they have passed once, then those that can change (they pass or fail anew at every launch).
-    """
-
-    graph: Declared
-    uses: _Uses
-    to_check: _Uses
-    buffers: tuple[MirroredBuffer, ...]
-    moves: tuple[int, ...]
-    shapes: tuple[tuple[int, ...], ...]
-
-    @classmethod
-    def of(cls, graph: Declared, uses: _Uses) -> _Adopted:
-        buffers = uses.buffers()
-        return cls(graph, uses, uses, buffers, tuple(map(_MOVES, buffers)), tuple(buffer.shape for buffer in buffers))
-
-    def refuse_moved(self) -> None:
-        """Raises MovedBufferError when a buffer is not where it was."""
-        for buffer, moves, shape in zip(self.buffers, self.moves, self.shapes, strict=True):
-            if buffer.moves != moves:
-                raise MovedBufferError(
-                    f"{self.graph.key} was captured for another {buffer.name}: planned {list(shape)} at move {moves}, "
-                    f"got {list(buffer.shape)} at move {buffer.moves}; capture the graph again"
-                )
-
-
-_MOVES = attrgetter("moves")
 
 
 class MirrorTable:
@@ -118,8 +46,8 @@ class MirrorTable:
         self.buffers: dict[str, MirroredBuffer] = {}
         self.packs: dict[str, MirrorPack] = {}
         self.rings: dict[str, OutcomeRing] = {}
-        self._adopted: dict[Hashable, _Adopted] = {}
-        self._eager_uses: dict[tuple[frozenset[str], frozenset[str]], _Uses] = {}
+        self._adopted: dict[Hashable, Adopted] = {}
+        self._eager_uses: dict[tuple[frozenset[str], frozenset[str]], Uses] = {}
 
     # Contents
 
@@ -203,7 +131,7 @@ class MirrorTable:
         uses = self._uses(graph.key, graph.reads, graph.writes)
         for buffer in uses.buffers():
             buffer.pin(graph.key)
-        self._adopted[graph.key] = _Adopted.of(graph, uses)
+        self._adopted[graph.key] = Adopted.of(graph, uses)
         return (graph.reads | graph.writes).difference(self.buffers, self.packs, self.rings)
 
     def release(self, graph: Declared) -> None:
@@ -224,8 +152,7 @@ class MirrorTable:
         adopted = self._adopted.get(graph.key)
         if adopted is None or adopted.graph is not graph:
             raise MovedBufferError(f"{graph.key} was not adopted: nobody knows which arrays it was captured for; adopt() it first")
-        if tuple(map(_MOVES, adopted.buffers)) != adopted.moves:
-            adopted.refuse_moved()
+        adopted.refuse_moved()
         self._check(graph.key, adopted.to_check)
         if adopted.to_check is adopted.uses:
             adopted.to_check = adopted.uses.changeable()
@@ -248,7 +175,7 @@ class MirrorTable:
         yield
         self._move(writer, uses)
 
-    def _check(self, key: Hashable, uses: _Uses) -> None:
+    def _check(self, key: Hashable, uses: Uses) -> None:
         stream = self.stream
         for buffer, applies in uses.reads:
             tag = buffer.tag
@@ -259,7 +186,7 @@ class MirrorTable:
         for buffer in uses.writes:
             buffer.check_device_write(key)
 
-    def _move(self, key: Hashable, uses: _Uses) -> None:
+    def _move(self, key: Hashable, uses: Uses) -> None:
         for buffer in uses.writes:
             buffer.overtaken(key)
         for buffer in uses.guarded:
@@ -311,13 +238,13 @@ class MirrorTable:
                 found.extend(self.packs[name].fields.values())
         return tuple(found)
 
-    def _uses(self, key: Hashable, reads: frozenset[str], writes: frozenset[str]) -> _Uses:
+    def _uses(self, key: Hashable, reads: frozenset[str], writes: frozenset[str]) -> Uses:
         packs = sorted(writes & self.packs.keys())
         if packs:
             raise TwoWritersError(f"{key} writes {', '.join(packs)}: only the host writes a pack, by upload(step, stream)")
         read, written = self._behind(reads), self._behind(writes)
         guarded = tuple(buffer for buffer in read if buffer.memory.mapped and buffer.truth is not Truth.DEVICE_EXACT)
-        return _Uses(tuple((buffer, buffer in written) for buffer in read), written, guarded)
+        return Uses(tuple((buffer, buffer in written) for buffer in read), written, guarded)
 
     def _memory(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike, *, apart: bool) -> Memory:
         if self.policy.integrated and not apart:

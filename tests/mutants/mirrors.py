@@ -24,7 +24,7 @@ MUTATIONS = (
     mutation(
         "host-written-buffers-checked-once",
         "9c-35",
-        _TABLE,
+        "runtime/mirror_uses.py",
         "return buffer.truth is not Truth.DEVICE_EXACT or buffer.memory.mapped",
         "return buffer.memory.mapped",
         test=_TABLE_TESTS + "a_graph_that_reads_a_newer_host_copy_is_not_launched",
@@ -145,7 +145,7 @@ MUTATIONS = (
     mutation(
         "graph-launched-although-its-buffers-moved",
         "B16",
-        _TABLE,
+        "runtime/mirror_uses.py",
         "            if buffer.moves != moves:\n",
         "            if buffer.moves < 0:\n",
         test=_TABLE_TESTS + "pinned_buffers_do_not_move_and_moved_buffers_are_noticed",
