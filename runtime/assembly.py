@@ -69,7 +69,7 @@ def assemble(
         logger.info("threads: %s", threads)
     dtype = weight_dtype(config, kind)
     speculator = Speculator(config.speculator, spec, dtype)
-    device = on_device or open_device(kind, poison=config.mirror.poison)
+    device = on_device or open_device(kind, poison=config.mirror.poison, overlap=config.graphs.overlap)
     try:
         policy = resolve_policy(config.mirror.policy, device)
         with bars("loading weights", "bytes") as advance:

@@ -103,7 +103,8 @@ def _answers(engine: Any, prompts: Sequence[Prompt], params: SamplingParams, con
 def path_taken(engine: Any, before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, Any]:
     """What tells arms apart, counted and not configured: an option that is ignored leaves no trace here.
 
-    Counters of the engine's paths and of the device, and of each graph that was launched what it launches, as a digest.
+    Counters of the engine's paths and of the device, and of each graph that was launched what it launches and how many of them may
+    start early, as a digest.
     """
     changed = {name: count - before.get(name, 0) for name, count in after.items() if count != before.get(name, 0)}
     library = engine.runner.library
@@ -111,6 +112,7 @@ def path_taken(engine: Any, before: Mapping[str, int], after: Mapping[str, int])
     for key in library.graphs:
         if f"graph {key}" in changed:
             names = "\n".join(f"{node.name} {node.grid} {node.block}" for node in library.traces[key].nodes)
+            names += f"\nof them early {getattr(library.graphs[key].executable, 'num_early', 0)}"
             graphs[str(key)] = hashlib.sha256(names.encode()).hexdigest()[:12]
     return {"counters": changed, "graphs": graphs}
 

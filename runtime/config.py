@@ -161,6 +161,7 @@ class GraphsConfig(Section):
 
     mode: Literal["graph", "eager"] = "graph"
     ops: Literal["auto", "plain", "fused"] = "auto"
+    overlap: bool = True
     buckets: Buckets = "auto"
     token_buckets: Buckets = "auto"
     dot: str | None = Field(default=None, min_length=1)

@@ -86,8 +86,9 @@ class CudaCapture:
     def add(self, stream: CudaStream, work: CudaWork) -> None:
         """Record `work` at the end of `stream`."""
         index = len(self._nodes)
-        self._nodes.append(CudaNode(index, work, stream.name, self._branches[stream]))
-        issue = partial(work.issue_after, self._before(stream))
+        before = self._before(stream)
+        self._nodes.append(CudaNode(index, work, stream.name, self._branches[stream], work.starts_early(before)))
+        issue = partial(work.issue_after, before)
         self._actions.append(Action(f"node {index}, {work.label} on stream `{stream.name}`", issue))
         self._branches[stream] = (index,)
 

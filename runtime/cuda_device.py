@@ -22,6 +22,7 @@ from graphs.capture import DriverError
 from graphs.compile_cache import kernel_cache_dir
 from graphs.launch import Array
 from kernels.lang import Kernel
+from kernels.lang_overlap import HOPPER
 from runtime.cuda_capture import CudaCapture
 from runtime.cuda_memory import CudaAllocation, CudaArray, CudaHostArray, CudaMappedArray, CudaPinnedArray, contiguous_strides
 from runtime.cuda_probe import gpu_facts
@@ -43,10 +44,12 @@ class CudaDevice:
 
     Args:
         poison: fill fresh memory with what nobody should ever read: NaN, or bytes of 0xA5.
+        overlap: kernels that can be started early are, if the GPU can (docs/launches.md).
 
     Attributes:
         name: of the GPU. facts: what else is known of it.
         integrated: host and device share their memory. can_map: kernels can see page-locked memory. has_clock: events can be timed.
+        overlaps: the GPU can, and may.
         counters: what was asked of the device.
         frees: arrays freed so far. closers: called at close.
         restricted: a capture is running, or the device is closed: whoever wants something asks refuse_in_capture.
@@ -54,8 +57,9 @@ class CudaDevice:
     Open it with runtime.device.open_device, which first asks cuda_unavailable(). Raises DeviceError when CUDA cannot start.
     """
 
-    def __init__(self, *, poison: bool = False) -> None:
+    def __init__(self, *, poison: bool = False, overlap: bool = True) -> None:
         self.facts = gpu_facts()
+        self.overlaps = overlap and self.facts.compute_capability >= HOPPER
         self.name = self.facts.name
         self.integrated = bool(runtime.deviceGetAttribute(runtime.cudaDevAttrIntegrated, 0))
         self.can_map = bool(runtime.deviceGetAttribute(runtime.cudaDevAttrCanMapHostMemory, 0))

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CudaNode:
-    """One piece of work, the stream it was recorded on, and the nodes that run before it."""
+    """One piece of work, the stream it was recorded on, the nodes that run before it, and whether it may start before they end."""
 
     index: int
     work: CudaWork
     stream: str
     dependencies: tuple[int, ...]
+    early: bool
 
 
 class CudaGraph:
@@ -49,6 +50,11 @@ class CudaGraph:
     @property
     def num_nodes(self) -> int:
         return len(self._nodes)
+
+    @property
+    def num_early(self) -> int:
+        """Nodes that may start before the one ahead of them has ended."""
+        return sum(node.early for node in self._nodes)
 
     def launch(self, stream: CudaStream) -> None:
         """Queue one replay on `stream`.

@@ -56,10 +56,14 @@ class CudaWork:
 
     def issue_after(self, before: Sequence[CudaWork]) -> None:
         """Queue it behind `before`, the work that directly precedes it on its stream: see may_start_early."""
-        if self.overlapping is not None and may_start_early(self.early, before):
-            self.overlapping()
-        else:
-            self.issue()
+        (self._early_issue(before) or self.issue)()
+
+    def starts_early(self, before: Sequence[CudaWork]) -> bool:
+        """Queued behind `before`, may it start before that has ended?"""
+        return self._early_issue(before) is not None
+
+    def _early_issue(self, before: Sequence[CudaWork]) -> Callable[[], object] | None:
+        return self.overlapping if self.overlapping is not None and may_start_early(self.early, before) else None
 
 
 def bind_launch(
@@ -99,14 +103,13 @@ def bind_launch(
     function, (x, y, z) = stream.device.compile(kernel, tuple(types), block), (*_axes(grid), 1, 1)[:3]
     cluster = kernel.cluster if stream.device.facts.compute_capability >= HOPPER else 1
     launch = DirectLaunch(function, (x * cluster, y, z), block, words, cluster, stream.pointer)
-    can_overlap = kernel.overlap and stream.device.facts.compute_capability >= HOPPER
     return CudaWork(
         f"launch {kernel.name}",
         partial(launch.issue, overlap=False),
         tuple(reads),
         tuple(writes),
         computes=True,
-        overlapping=partial(launch.issue, overlap=True) if can_overlap else None,
+        overlapping=partial(launch.issue, overlap=True) if kernel.overlap and stream.device.overlaps else None,
         early=frozenset(early),
     )
 

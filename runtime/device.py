@@ -79,6 +79,8 @@ class Device(Protocol):
     can_map: bool
     has_clock: bool
     """Events can be made with `timing=True`, and then tell milliseconds_since another."""
+    overlaps: bool
+    """A kernel that can be started early is started while the one before it still runs (docs/launches.md)."""
 
     @property
     def failed(self) -> bool:
@@ -140,6 +142,7 @@ def open_device(
     seed: int = 0,
     detect: bool = True,
     poison: bool = False,
+    overlap: bool = True,
 ) -> Device:
     """Open a device.
 
@@ -147,6 +150,7 @@ def open_device(
         kind: cpu, simulator (needs NUMBA_ENABLE_CUDASIM=1), cuda, or auto: cuda where it is usable, else cpu.
         schedule, seed, detect: of the virtual device; a GPU has its own order.
         poison: fill fresh memory with what nobody should read.
+        overlap: of a GPU: let kernels that can be started early be started early.
 
     Raises:
         DeviceError: the kind is unknown, or cannot be opened here.
@@ -166,5 +170,5 @@ def open_device(
             raise DeviceError(f"device = cuda: {missing}; or set device = cpu")
         from runtime.cuda_device import CudaDevice  # imports CuPy, which most machines lack
 
-        return CudaDevice(poison=poison)
+        return CudaDevice(poison=poison, overlap=overlap)
     raise DeviceError(f"device = {kind!r}; use auto, cpu, simulator or cuda")

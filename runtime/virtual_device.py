@@ -41,6 +41,7 @@ class VirtualDevice:
             see page-locked memory at all.
 
     Attributes:
+        overlaps: False: one piece of work ends before the next begins.
         has_clock: False: time on a modelled device would mean nothing.
         counters: what was asked of the device.
         races: every hazard found so far.
@@ -63,6 +64,7 @@ class VirtualDevice:
         self.executor = executor
         self.name = executor.name
         self.integrated, self.can_map, self.has_clock = integrated, can_map, False
+        self.overlaps = False
         self.poison = poison
         self.counters = DeviceCounters()
         self.races: list[Hazard] = []

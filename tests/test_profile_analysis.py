@@ -103,8 +103,12 @@ def test_nodes_that_overlap_share_their_time() -> None:
     nodes = [
         replace(node, start=node.start - 20 * NS) if "attend" in node.name else node for node in trace.activities
     ]  # 30..80 instead of 50..80: ten of it beside the product
-    found = {share.family: share.time_ns for share in shares(Analysis(replace(trace, activities=nodes)), VERIFY, 80 * NS)}
+    analysis = Analysis(replace(trace, activities=nodes))
+    found = {share.family: share.time_ns for share in shares(analysis, VERIFY, 80 * NS)}
     assert found == {"products": pytest.approx(40 * NS), "attention": pytest.approx(40 * NS), BETWEEN: pytest.approx(0)}
+    assert analysis.overlapped_ns(VERIFY) == 10 * NS
+    assert analysis.busy().upper_bound, "a kernel may have been started early, and waited"
+    assert Analysis(trace).overlapped_ns(VERIFY) == 0
 
 
 def test_gaps_inside_a_replay_are_told_by_the_operations_around_them() -> None:

@@ -55,6 +55,8 @@ def _busy(found: Profile, mode: Mode, name: str) -> Axis:
     idle_us = sum(end - start for start, end in busy.idle) / 1e3 / found.passes[mode].trace.steps
     largest_us = max((end - start for start, end in busy.idle), default=0) / 1e3
     bound = ", an upper bound" if busy.upper_bound else ""
+    if mode is Mode.NODE and busy.upper_bound:
+        bound += ": launches overlap"
     return Axis(name, busy.percent, FLOORS[mode], f"percent{bound}; idle {idle_us:.1f} us a step, at most {largest_us:.1f} us")
 
 

@@ -150,6 +150,7 @@ class OpsChooser:
             "layers": len(self.model.layers),
             "dtype": str(self.model.head.dtype),
             "rows": self._rows(),
+            "overlap": self.device.overlaps,
             "layouts": {name: [asdict(layout) for layout in layouts_of(name, *getattr(layer, name).shape)] for name in PRODUCTS},
             "sources": kernel_cache_dir().name,
         }

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from runtime.phase_clock import Phase, PhaseSpan
 from runtime.profile.checks import check_trace, replay_rows
-from runtime.profile.intervals import Interval, complement, overlap, total, union
+from runtime.profile.intervals import Interval, complement, exclusive, overlap, total, union
 from runtime.profile.trace import Kind, Mode, Replay, Trace, TraceRefusedError
 
 GAP_BOUNDS_US = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -26,7 +26,8 @@ class Busy:
 
     Attributes:
         idle: what the union leaves out, in order.
-        upper_bound: replays count as busy throughout, because the trace does not look inside.
+        upper_bound: replays count as busy throughout, because the trace does not look inside; or kernels of one replay overlap, and
+            one that was started early counts as busy while it waits for the one before it.
     """
 
     window_ns: int
@@ -111,7 +112,7 @@ class Analysis:
             window_ns=self.window[1] - self.window[0],
             busy_ns=total(covered),
             idle=tuple(complement(covered, self.window)),
-            upper_bound=mode is Mode.GRAPH,
+            upper_bound=mode is Mode.GRAPH or any(self.overlapped_ns(key) for key in self.replays_by_key()),
         )
 
     def gaps(self) -> list[Gap]:
@@ -144,6 +145,13 @@ class Analysis:
         first, last = self.trace.window
         spans = [self.spans[i] for i in range(first, last) if self.trace.replays[i].key == key]
         return total(spans) / len(spans) if spans else 0.0
+
+    def overlapped_ns(self, key: str) -> float:
+        """By how much the nodes of a replay of `key` overlap, on average: their lengths less their union. Of a node trace."""
+        first, last = self.trace.window
+        nodes = [self.nodes[i] for i in range(first, last) if self.trace.replays[i].key == key]
+        lengths = sum(node.end - node.start for replay in nodes for node in replay)
+        return (lengths - sum(sum(exclusive(node.interval for node in replay)) for replay in nodes)) / len(nodes) if nodes else 0.0
 
     def replays_by_key(self) -> Counter[str]:
         """Replays of the window by key."""

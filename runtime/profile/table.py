@@ -78,7 +78,9 @@ def _shares(shares: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _inner_gap_lines(node: Mapping[str, Any], key: str) -> Iterator[str]:
-    gaps = node["inner_gaps"][key]
+    gaps, overlapped = node["inner_gaps"][key], node["us_overlapped"][key]
+    if overlapped:
+        yield f"  its kernels overlap by {overlapped:.1f} us: one that was started early counts as busy while it waits"
     if not gaps:
         return
     added = node["us_added_to_replay"][key]
