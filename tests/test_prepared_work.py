@@ -82,7 +82,7 @@ def test_the_race_detector_sees_every_call() -> None:
         compute.record(done)
         copy.wait(done)
         fetch()
-        with pytest.raises(Race, match=r"not ordered after the read by copy x -> y on stream `copy` \(tests/test_prepared_work\.py"):
+        with pytest.raises(Race, match=r"not ordered after the read by copy x -> y on stream `copy` \(tests/test_prepared"):
             compute.launch(add_to_all, 1, 32, x, 5)
 
 
