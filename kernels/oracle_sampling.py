@@ -258,5 +258,6 @@ def emit_drawn(width: int, num_accepted: Ints, tokens: Ints, input_ids: Ints, lo
 def publish_degenerate(outcome: Ints, degenerate: Ints, cu_num_logits: Ints, requests: int) -> Ints:
     outcome = outcome.copy()
     for row in range(requests):
-        outcome[0, row, 3] = degenerate[cu_num_logits[row] : cu_num_logits[row] + outcome[0, row, 0]].sum()
+        places = np.flatnonzero(degenerate[cu_num_logits[row] : cu_num_logits[row] + outcome[0, row, 0]])
+        outcome[0, row, 3] = 1 + places[0] if len(places) else 0
     return outcome

@@ -5,7 +5,8 @@ from __future__ import annotations
 from kernels.lang import cuda, device_function, i32, kernel
 
 OUTCOME_FIELDS = 4
-"""Columns of an outcome row before its tokens: num_sampled, num_drafts, finished, degenerate tokens."""
+"""Columns of an outcome row before its tokens: num_sampled, num_drafts, finished, and where nothing could be chosen
+(kernels/degenerate.py)."""
 
 
 @device_function

@@ -20,6 +20,7 @@ from runtime.cli_records import records
 from runtime.cli_sampling import Logprobs, MinP, Seed, Sequences, Stop, Temperature, TopK, TopP, sampling_overrides
 from runtime.cli_session import (
     INTERRUPTED,
+    USER_ERROR,
     ConfigPath,
     MaxTokens,
     Overrides,
@@ -31,6 +32,7 @@ from runtime.cli_session import (
     requests_of,
     settings_of,
 )
+from runtime.cli_usage import exit_code_of
 from runtime.config import RunConfig
 from runtime.prompts import Prompt
 from runtime.report import RunRecord, lengths_line, render_info, stats_line
@@ -99,9 +101,9 @@ def run(
         settings = settings_of(config, [*(set_ or []), *sampling_overrides(given)], max_tokens)
         requests = requests_of(settings, prompt, prompt_file)
         with open_engine(settings, quiet) as engine:
-            finished = _answer(engine, settings, *requests, as_json=as_json, watch=watch)
-    if not finished:
-        raise typer.Exit(INTERRUPTED)
+            code = _answer(engine, settings, *requests, as_json=as_json, watch=watch)
+    if code:
+        raise typer.Exit(code)
 
 
 @app.command()
@@ -123,27 +125,32 @@ def main() -> None:
     # A stream that the caller closed is None here: what would be written there goes nowhere.
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for as long as the process lives
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-    try:
-        app()
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+    sys.exit(exit_code_of(app, sys.argv[1:]))
 
 
 def _answer(
-    engine: Engine, settings: RunConfig, prompts: list[Prompt], params: list[SamplingParams], *, as_json: bool, watch: bool
-) -> bool:
-    """Prints the answers and the statistics. False when interrupted, with what there was printed all the same."""
+    engine: Engine,
+    settings: RunConfig,
+    prompts: list[Prompt],
+    params: list[SamplingParams],
+    names: list[str],
+    *,
+    as_json: bool,
+    watch: bool,
+) -> int:
+    """Prints the answers and the statistics, also of what an interrupt left. Returns the exit code."""
     # A terminal that cannot show a character gets a question mark instead of an error in mid-answer.
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
     # A prompt with n answers is n requests, one behind the other.
     asked = [prompt for prompt, each in zip(prompts, params, strict=True) for _ in range(each.n)]
+    asked_by = [name for name, each in zip(names, params, strict=True) for _ in range(each.n)]
     printer = None if as_json else TextPrinter(sys.stdout, asked, live=settings.run.stream)
     record = RunRecord(asked, time.perf_counter())
     interrupted = False
     with Watch(engine, printer) if watch else nullcontext() as view:
         try:
-            for event in engine.stream(prompts, params):
+            for event in engine.stream(prompts, params, names=names):
                 record.add(event, time.perf_counter())
                 if view is not None:
                     view.add(event)
@@ -161,7 +168,11 @@ def _answer(
     note = f" | {lengths_line(lengths)}" if lengths else ""
     note += " | interrupted" if interrupted else ""
     print(stats_line(record.totals()) + note, file=sys.stderr, flush=True)
-    return not interrupted
+    stuck = [(name, output) for name, output in zip(asked_by, record.outputs(), strict=True) if output.finish_reason == "error"]
+    for name, output in stuck:
+        reason = "every logit there is NaN or masked; allowed_token_ids, bad_words and min_tokens must leave a token to choose"
+        print(f"error: {name}: ended behind {len(output.token_ids)} tokens: {reason}", file=sys.stderr, flush=True)
+    return INTERRUPTED if interrupted else USER_ERROR if stuck else 0
 
 
 if __name__ == "__main__":

@@ -66,17 +66,22 @@ def prompts_of(settings: RunConfig, texts: list[str] | None, file: str | None) -
     return prompts
 
 
-def requests_of(settings: RunConfig, texts: list[str] | None, file: str | None) -> tuple[list[Prompt], list[SamplingParams]]:
-    """Prompts as `prompts_of` has them, and the parameters of each: those of the configuration, but for what a file says of one."""
+def requests_of(
+    settings: RunConfig, texts: list[str] | None, file: str | None
+) -> tuple[list[Prompt], list[SamplingParams], list[str]]:
+    """Prompts as `prompts_of` has them, the parameters of each (those of the configuration, but for what a file says of one), and
+    what messages call each."""
     requests = [FileRequest(f"prompt {number}", text) for number, text in enumerate(texts or [], start=1)]
     if file is not None:
         requests += read_request_file(file)
     if not requests:
-        requests = [FileRequest("run.prompts", prompt) for prompt in prompts_of(settings, None, None)]
+        prompts = prompts_of(settings, None, None)
+        requests = [FileRequest(f"run.prompts[{number}]", prompt) for number, prompt in enumerate(prompts)]
     for request in requests:
         check_prompt(request.prompt, request.where)
     defaults = settings.sampling.params()
-    return [request.prompt for request in requests], [request.params(defaults) for request in requests]
+    names = [request.where for request in requests]
+    return [request.prompt for request in requests], [request.params(defaults) for request in requests], names
 
 
 def open_engine(settings: RunConfig, quiet: bool) -> Engine:

@@ -19,6 +19,8 @@ from pydantic import (
     PlainSerializer,
     PlainValidator,
     ValidationError,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -108,7 +110,9 @@ def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
     try:
         return logit_bias(value)
     except SamplingError as error:
-        raise PydanticCustomError("logit_bias", "{text}", {"text": str(error)}) from error
+        text = str(error)
+        whole = text.startswith("logit_bias = ")
+        raise PydanticCustomError("logit_bias", "{text}", {"text": text.partition(": ")[2] if whole else text}) from error
 
 
 AutoCount: TypeAlias = Annotated[int | Literal["auto"], PlainValidator(_auto_or_count)]
@@ -214,8 +218,14 @@ class SpeculatorConfig(Section):
         return float(rate) if kind == "synthetic" and self.k else None
 
 
+_SCALARS = (
+    "temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "min_tokens", "include_stop_str_in_output", "ignore_eos",
+    "repetition_penalty", "presence_penalty", "frequency_penalty", "n", "logprobs", "prompt_logprobs",
+)  # fmt: skip
+
+
 class SamplingConfig(Section):
-    """Defaults of every request; ranges are checked by SamplingParams."""
+    """Defaults of every request; types and ranges are checked by SamplingParams."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -237,6 +247,17 @@ class SamplingConfig(Section):
     n: int = 1
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+
+    @field_validator(*_SCALARS, mode="plain")
+    @classmethod
+    def _in_range(cls, value: Any, info: ValidationInfo) -> Any:
+        """One value alone, so that each mistake has its line; what contradicts another is told by `params`."""
+        name = str(info.field_name)
+        others: dict[str, dict[str, Any]] = {"n": {"temperature": 1.0}, "min_tokens": {"max_tokens": 2**31 - 1}}
+        try:
+            return getattr(SamplingParams(**{name: value}, **others.get(name, {})), name)
+        except SamplingError as error:
+            raise PydanticCustomError("sampling", "{text}", {"text": str(error).partition(": ")[2]}) from error
 
     def params(self) -> SamplingParams:
         """The same values as SamplingParams. Raises SamplingError."""
@@ -322,6 +343,13 @@ def _beside(data: dict[str, Any], path: Path) -> dict[str, Any]:
     return merge(data, {"speculator": {"draft_source": str(path.parent / source)}})
 
 
+def _has_sections(data: Mapping[str, Any]) -> bool:
+    """Every section that is written is a mapping, or empty."""
+    kinds = {name: field.annotation for name, field in RunConfig.model_fields.items()}
+    sections = [name for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Section)]
+    return all(data.get(name) is None or isinstance(data[name], Mapping) for name in sections)
+
+
 ConfigSource: TypeAlias = "str | PathLike[str] | Mapping[str, Any] | RunConfig"
 
 
@@ -343,6 +371,9 @@ def load_config(source: ConfigSource, overrides: Sequence[str] = (), **keywords:
     else:
         data, name = _beside(read_yaml(source), Path(source)), str(source)
     for text in overrides:
+        # A section that is none any more is refused below, before an override of a key in it makes it one again.
+        if not _has_sections(data):
+            break
         data = merge(data, parse_override(text))
     for key, value in keywords.items():
         for part in reversed(key.split("__")):

@@ -203,19 +203,30 @@ class Engine:
     # ---- calls -------------------------------------------------------------------------------------------------
 
     def stream(
-        self, prompts: Prompt | Iterable[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        names: Sequence[str] | None = None,
     ) -> Iterator[StreamEvent]:
         """Events of all prompts as they happen; requests that are still running when the iterator is dropped are cancelled.
 
         Args:
             prompts: a text, a chat, token ids, or a list of these.
             params: for all prompts, or one for each. A prompt with n > 1 becomes n requests, one behind the other.
+            names: what messages call each prompt, such as a line of a file; None: "prompt 1" and so on.
         """
         self._require_open()
         several = as_prompt_list(prompts)
         # All prompts are encoded, and may be refused, before the first is queued: an error leaves nothing behind.
-        each = [self._resolved(one) for one in _params_of_each(params or self._default_params, len(several))]
-        encoded = self._encoder.encode_all(several)
+        names = [f"prompt {number}" for number in range(1, len(several) + 1)] if names is None else names
+        each = []
+        for name, one in zip(names, _params_of_each(params or self._default_params, len(several)), strict=True):
+            try:
+                each.append(self._resolved(one))
+            except SamplingError as error:
+                raise SamplingError(f"{name}: {error}") from error
+        encoded = self._encoder.encode_all(several, names)
         generations: list[Generation] = []
         try:
             for number, (prompt, token_ids) in enumerate(zip(several, encoded, strict=True)):

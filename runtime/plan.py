@@ -16,7 +16,8 @@ from runtime.sampling import SamplingParams
 if TYPE_CHECKING:
     from runtime.logprobs import TokenLogprobs
 
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+"""error: nothing could be chosen, because the logits were all NaN or masked; what stands before it is output."""
 
 # Codes in StepResult.finished, written by the device.
 NOT_FINISHED = 0
@@ -80,6 +81,7 @@ class StepResult:
     num_sampled: Sequence[int]  # [R] 0 for a chunk inside the prefill, else 1 .. 1 + num_drafts[r]
     num_drafts: Sequence[int]  # [R] valid drafts that were verified; placeholders do not count
     finished: Sequence[int]  # [R] NOT_FINISHED, STOPPED_BY_TOKEN or STOPPED_BY_LENGTH
+    nothing_left: Sequence[int] = ()  # [R] 1 + the place of the first token that stands for nothing, 0 = none; () = none anywhere
     logprobs: Mapping[int, list[TokenLogprobs]] = field(default_factory=dict)  # by row: of its tokens, where they were asked for
     prompt_logprobs: Mapping[int, Mapping[int, TokenLogprobs]] = field(default_factory=dict)  # by row and position in its prompt
 

@@ -46,9 +46,10 @@ class PromptEncoder:
         self._chat = chat
         self._system = system
 
-    def encode_all(self, prompts: Iterable[Prompt]) -> list[list[int]]:
-        """Token ids of each prompt, in order. Raises PromptError that names the prompt by its number, from 1."""
-        return [self.encode(prompt, f"prompt {number}") for number, prompt in enumerate(prompts, start=1)]
+    def encode_all(self, prompts: Sequence[Prompt], names: Sequence[str] | None = None) -> list[list[int]]:
+        """Token ids of each prompt, in order. Raises PromptError that starts with the name of the prompt, or its number from 1."""
+        names = [f"prompt {number}" for number in range(1, len(prompts) + 1)] if names is None else names
+        return [self.encode(prompt, name) for prompt, name in zip(prompts, names, strict=True)]
 
     def encode(self, prompt: Prompt, where: str = "prompt") -> list[int]:
         """Token ids of one prompt, 1 <= len < max_model_len. Raises PromptError that starts with `where`."""

@@ -1,7 +1,7 @@
 """Request: one prompt on its way through the scheduler, with its state machine and what the host knows of it.
 
     WAITING ---admit---> RUNNING ---preempt---> PREEMPTED ---admit---> RUNNING
-       any state but FINISHED ---finish(stop | length | cancelled)---> FINISHED
+       any state but FINISHED ---finish(stop | length | cancelled | error)---> FINISHED
 
 A PREEMPTED request stands in the waiting queue like a WAITING one; it has given back its slot and its blocks.
 """
@@ -151,17 +151,22 @@ class Request:
                     f"request {self.request_id!r}: emitted {list(token_ids)} where {self.output_token_ids[-1]} was to be replayed"
                 )
             self.replays = False
-        elif token_ids:
-            self.output_token_ids.extend(token_ids)
-            if self.first_token_time is None:
-                self.first_token_time = now
-            self.last_token_time = now
+        else:
+            self.keep(token_ids, now)
         # With nothing in flight the bound is exact, and a request past its prefill has computed all but its last token.
         if self.frames_in_flight == 0 and not self.is_prefilling and self.num_scheduled != self.num_tokens - 1:
             raise RuntimeError(
                 f"request {self.request_id!r}: num_scheduled = {self.num_scheduled} with nothing in flight, "
                 f"but it holds {self.num_tokens} tokens, so {self.num_tokens - 1} are computed"
             )
+
+    def keep(self, token_ids: Sequence[int], now: float) -> None:
+        """Tokens become output."""
+        if token_ids:
+            self.output_token_ids.extend(token_ids)
+            if self.first_token_time is None:
+                self.first_token_time = now
+            self.last_token_time = now
 
     def roll_back(self, update: TokenUpdate, kept: int) -> None:
         """Of the tokens of the last step, which came as `update`, only the first `kept` (at least one) are output: a stop string

@@ -16,6 +16,14 @@ MAX_N = 64
 MAX_LOGPROBS = 20
 """The constant of kernels/logprobs.py, repeated so that parameters can be checked before Numba is imported."""
 
+_NUMBERS = (
+    ("min_p", 0, 1, 0),
+    ("repetition_penalty", 0.01, 100, 1),
+    ("presence_penalty", -2, 2, 0),
+    ("frequency_penalty", -2, 2, 0),
+)
+"""Name, least, most, and the value that is off."""
+
 __all__ = ["MAX_LOGPROBS", "MAX_STOP_TOKEN_IDS", "SamplingParams"]
 
 
@@ -83,20 +91,18 @@ class SamplingParams:
         self._keep("bad_words", checks.bad_words(self.bad_words))
         self._keep("logit_bias", checks.logit_bias(self.logit_bias))
         self._keep("top_k", max(checks.check_int("top_k", self.top_k, low=-1), 0))
-        checks.check_int("max_tokens", self.max_tokens, low=1)
-        checks.check_int("min_tokens", self.min_tokens, low=0)
-        checks.check_optional_int("seed", self.seed, low=0, high=2**63 - 1)
-        checks.check_temperature(self.temperature, MIN_TEMPERATURE, MAX_TEMPERATURE)
-        checks.check_top_p(self.top_p)
-        checks.check_number("min_p", self.min_p, low=0, high=1, hint=" (0 = off)")
-        checks.check_number("repetition_penalty", self.repetition_penalty, low=0.01, high=100, hint=" (1 = off)")
-        checks.check_number("presence_penalty", self.presence_penalty, low=-2, high=2, hint=" (0 = off)")
-        checks.check_number("frequency_penalty", self.frequency_penalty, low=-2, high=2, hint=" (0 = off)")
-        checks.check_int("n", self.n, low=1, high=MAX_N)
-        checks.check_optional_int("logprobs", self.logprobs, low=0, high=MAX_LOGPROBS)
-        checks.check_optional_int("prompt_logprobs", self.prompt_logprobs, low=0, high=MAX_LOGPROBS)
-        checks.check_bool("ignore_eos", self.ignore_eos)
-        checks.check_bool("include_stop_str_in_output", self.include_stop_str_in_output)
+        self._keep("max_tokens", checks.check_int("max_tokens", self.max_tokens, low=1))
+        self._keep("min_tokens", checks.check_int("min_tokens", self.min_tokens, low=0))
+        self._keep("seed", checks.check_optional_int("seed", self.seed, low=0, high=2**63 - 1))
+        self._keep("temperature", checks.check_temperature(self.temperature, MIN_TEMPERATURE, MAX_TEMPERATURE))
+        self._keep("top_p", checks.check_top_p(self.top_p))
+        for name, low, high, off in _NUMBERS:
+            self._keep(name, checks.check_number(name, getattr(self, name), low=low, high=high, hint=f" ({off} = off)"))
+        self._keep("n", checks.check_int("n", self.n, low=1, high=MAX_N))
+        for name in ("logprobs", "prompt_logprobs"):
+            self._keep(name, checks.check_optional_int(name, getattr(self, name), low=0, high=MAX_LOGPROBS))
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            checks.check_bool(name, getattr(self, name))
         self._check_together()
 
     def _keep(self, name: str, value: object) -> None:

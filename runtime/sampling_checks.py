@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from numbers import Integral, Real
+from typing import Any, TypeAlias, TypeGuard
 
 from runtime.errors import SamplingError
 
@@ -34,42 +35,56 @@ def is_text(value: object) -> bool:
     return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
+def is_int(value: object) -> TypeGuard[int]:
+    """An integer of Python or NumPy."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def check_int(name: str, value: object, *, low: int, high: int = 2**31 - 1) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+    if not is_int(value) or not low <= value <= high:
         raise SamplingError(f"{name} = {shown(value)}: must be an integer in {low}..{high}")
-    return value
+    return int(value)
 
 
-def check_optional_int(name: str, value: object, *, low: int, high: int) -> None:
-    if value is not None:
-        check_int(name, value, low=low, high=high)
+def check_optional_int(name: str, value: object, *, low: int, high: int) -> int | None:
+    return None if value is None else check_int(name, value, low=low, high=high)
 
 
 def is_number(value: object) -> bool:
+    """A finite number of Python or NumPy."""
     # An integer is finite, and may be too large for math.isfinite.
-    return (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, float) and math.isfinite(value))
+    return is_int(value) or (isinstance(value, Real) and not isinstance(value, Integral) and math.isfinite(value))
 
 
-def check_number(name: str, value: Any, *, low: float, high: float, hint: str = "") -> None:
+def number(value: Any) -> float:
+    """A float of Python; an integer of Python stays what it was written as. NumPy's float64 is a float, but not written as one."""
+    return value if type(value) is int else float(value)
+
+
+def check_number(name: str, value: Any, *, low: float, high: float, hint: str = "") -> float:
     if not is_number(value) or not low <= value <= high:
         raise SamplingError(f"{name} = {shown(value)}: must be a number in {low}..{high}{hint}")
+    return number(value)
 
 
-def check_temperature(value: Any, low: float, high: float) -> None:
+def check_temperature(value: Any, low: float, high: float) -> float:
     # Below `low` the quotient of a logit overflows before it says more than greedy decoding does.
     if not is_number(value) or not (value == 0 or low <= value <= high):
         raise SamplingError(f"temperature = {shown(value)}: must be 0 or a number in {low}..{high}; use 0 for greedy decoding")
+    return number(value)
 
 
-def check_top_p(value: Any) -> None:
+def check_top_p(value: Any) -> float:
     if not is_number(value) or not 0 < value <= 1:
-        hint = "; 0 would leave no token, top_k = 1 leaves one" if value == 0 else ""
+        hint = "; 0 would leave no token, top_k = 1 leaves one" if is_number(value) and value == 0 else ""
         raise SamplingError(f"top_p = {shown(value)}: must be a number above 0, at most 1 (1 = off){hint}")
+    return number(value)
 
 
-def check_bool(name: str, value: object) -> None:
+def check_bool(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise SamplingError(f"{name} = {shown(value)}: must be true or false")
+    return value
 
 
 def stop_strings(values: object) -> tuple[str, ...]:

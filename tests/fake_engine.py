@@ -16,6 +16,7 @@ from typing import Any
 from runtime.config import RunConfig, load_config
 from runtime.errors import CheckpointError
 from runtime.metrics import AcceptanceStats
+from runtime.plan import FinishReason
 from runtime.prompts import Prompt
 from runtime.report import RequestOutput, StreamEvent
 from runtime.sampling import SamplingParams
@@ -27,7 +28,8 @@ class FakeEngine:
     """Each prompt gets ANSWERS, one piece and two tokens a step, prompts in turn; with speculation one of k accepted.
 
     model.source "broken" fails to open; a prompt "interrupt" sends SIGINT to this process after its first piece;
-    a prompt "slow" waits after each piece; a prompt "last first" ends after all the others have begun.
+    a prompt "slow" waits after each piece; a prompt "last first" ends after all the others have begun; a prompt "masked" ends where
+    nothing could be chosen.
     """
 
     opened: list[FakeEngine] = []  # noqa: RUF012 - shared on purpose: tests look at what the command opened
@@ -36,6 +38,7 @@ class FakeEngine:
         self.config = config
         self.closed = False
         self.params: list[SamplingParams] = []
+        self.names: list[list[str] | None] = []
         self.runner = SimpleNamespace(device=SimpleNamespace(has_clock=False))
         FakeEngine.opened.append(self)
 
@@ -66,8 +69,9 @@ class FakeEngine:
             "sliding_window": None,
         }
 
-    def stream(self, prompts: list[Prompt], params: SamplingParams) -> Iterator[StreamEvent]:
+    def stream(self, prompts: list[Prompt], params: SamplingParams, *, names: list[str] | None = None) -> Iterator[StreamEvent]:
         self.params.append(params)
+        self.names.append(names)
         ends = sorted(range(len(prompts)), key=lambda index: prompts[index] == "last first")
         tokens: list[list[int]] = [[] for _ in prompts]
         for piece in range(len(ANSWERS)):
@@ -85,8 +89,9 @@ class FakeEngine:
         acceptance = AcceptanceStats(self.config.speculator.k)
         if self.config.speculator.k:
             acceptance.add_step(self.config.speculator.k, 1)
+        reason: FinishReason = "error" if prompt == "masked" else "stop"
         return RequestOutput(
-            f"r{index}", prompt, (1, 2, 3), tuple(tokens), "".join(ANSWERS), "stop", 0.25, 0.01, acceptance
+            f"r{index}", prompt, (1, 2, 3), tuple(tokens), "".join(ANSWERS), reason, 0.25, 0.01, acceptance
         )
 
 

@@ -140,6 +140,45 @@ def test_sampling_options_reach_the_request(config: str) -> None:
     assert params == SamplingParams(**given, stop=('a "b"', "c:"), max_tokens=params.max_tokens)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--temperature", "abc"], "--temperature = abc: must be 0 or a number in 0.01..100"),
+        (["--top-k=1.5"], "--top-k = 1.5: must be an integer in -1..2147483647"),
+        (["-n", "two"], "-n = two: must be an integer in 1..64"),
+        (["--bogus"], "no such option: --bogus"),
+        (["--top-p"], "option '--top-p' requires an argument"),
+    ],
+    ids=str,
+)
+def test_a_mistake_in_the_command_line_is_one_line(config: str, arguments: list[str], message: str) -> None:
+    result = process("run", config, *arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"error: {message}")
+    assert result.stderr.count("\n") == 1
+
+
+def test_an_option_without_a_range_of_its_own(config: str) -> None:
+    result = process("bench", config, "--input-len", "x")
+    assert result.stderr.startswith("error: --input-len = x: must be an integer; see ")
+    assert process().returncode == 2
+
+
+def test_requests_that_a_model_refuses_are_named_by_their_line(config: str, tmp_path: Path) -> None:
+    file = tmp_path / "requests.jsonl"
+    file.write_text('"a"\n\n{"prompt": "b"}')
+    invoke("run", config, "-p", "first", "--prompt-file", str(file))
+    (names,) = FakeEngine.opened[0].names
+    assert names == ["prompt 1", f"prompt file {file}: line 1", f"prompt file {file}: line 3"]
+
+
+def test_an_answer_that_masks_have_ended_is_an_error(config: str) -> None:
+    result = invoke("run", config, "-p", "a", "-p", "masked")
+    assert result.exit_code == 2
+    assert "error: prompt 2: ended behind 6 tokens: every logit there is NaN or masked" in result.stderr
+    assert TEXT in result.stdout
+
+
 def test_requests_of_a_file_have_parameters_of_their_own(config: str, tmp_path: Path) -> None:
     file = tmp_path / "requests.jsonl"
     file.write_text('{"prompt": "a", "top_p": 0.5}\n"b"')
@@ -243,7 +282,7 @@ def assert_user_error(result: subprocess.CompletedProcess[str], message: str) ->
             ["run", "CONFIG", "--set", "speculator.method=ngram", "--set", "scheduler.max_num_batched_tokens=4"],
             "verifying one request takes 5 tokens",
         ),
-        (["run", "CONFIG", "--set", "sampling.temperature=-1"], "sampling.temperature = -1.0: must be 0 or a number in 0.01..100"),
+        (["run", "CONFIG", "--set", "sampling.temperature=-1"], "sampling.temperature = -1: must be 0 or a number in 0.01..100"),
         (["run", "CONFIG", "--max-tokens", "0"], "sampling.max_tokens = 0"),
         (["run", "CONFIG", "--prompt", ""], "prompt 1: empty"),
         (["run", "CONFIG", "--set", "run.prompts=[]"], "no prompt: give --prompt"),

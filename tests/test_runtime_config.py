@@ -27,6 +27,13 @@ def mistakes(source: Any = MINIMAL, *overrides: str, **keywords: Any) -> list[st
 ENGINES = sorted(path for path in CONFIGS.glob("*.yaml") if not path.name.startswith("train-"))
 
 
+def test_a_section_that_became_a_value_is_refused_whatever_follows() -> None:
+    later = "sampling.top_k=3", "sampling={}", "scheduler.num_blocks=9"
+    for overrides in (["sampling=5", *later], ["sampling=[1]", *later], ["scheduler=x", *later]):
+        name = overrides[0].partition("=")[0]
+        assert any(line.strip().startswith(f"{name} = ") and "must be a section" in line for line in mistakes(MINIMAL, *overrides))
+
+
 @pytest.mark.parametrize("path", ENGINES, ids=lambda path: path.name)
 def test_each_shipped_config_loads(path: Path) -> None:
     assert load_config(path).model.source
@@ -152,6 +159,10 @@ def test_all_mistakes_come_at_once() -> None:
         ("model.source=null", "model.source = null: must be a valid string"),
         ("speculator.num_speculative_tokens=-1", "must be auto, an integer of 0..64, or drafts by the number of requests"),
         ("sampling.stop=x", "sampling.stop = 'x': must be a list"),
+        ("sampling.top_p=abc", "sampling.top_p = 'abc': must be a number above 0, at most 1"),
+        ("sampling.top_k=1.5", "sampling.top_k = 1.5: must be an integer in -1..2147483647"),
+        ("sampling.ignore_eos=7", "sampling.ignore_eos = 7: must be true or false"),
+        ("sampling.logit_bias=7", "sampling.logit_bias = 7: must map token ids to numbers"),
         ("sampling.temperature=-0.7", "sampling.temperature = -0.7: must be 0 or a number in 0.01..100"),
         ("sampling.max_tokens=0", "sampling.max_tokens = 0: must be an integer in 1.."),
         ("run.prompts=[[]]", "run.prompts[0] = []: prompt: empty"),

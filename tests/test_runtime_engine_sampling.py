@@ -181,16 +181,22 @@ def test_requests_without_a_seed_differ_and_can_be_repeated(reference: Reference
 
 
 def test_rows_without_a_finite_logit_are_reported(reference: Reference, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever is allowed is forbidden behind 5 and behind 0: ids stay inside the vocabulary, and it is said that they mean
-    nothing."""
-    forbidden = ((8,), (PROMPT[-1], 7), (0, 7))
-    params = SamplingParams(temperature=1.0, seed=1, max_tokens=6, allowed_token_ids=(7, 8), bad_words=forbidden, ignore_eos=True)
-    for k in (0, 3):
+    """7 alone is allowed, and forbidden behind two of itself: the text ends there, whatever was drafted, and so that one knows why.
+    The others go on, and what comes next in the slot is as if nothing had been."""
+    params = SamplingParams(max_tokens=6, allowed_token_ids=(7, 8), bad_words=((8,), (7, 7, 7)), ignore_eos=True)
+    for k, temperature in ((0, 1.0), (3, 0.0), (3, 1.0), (7, 1.0)):
         with open_tiny(reference.model.path, k=k) as engine:
-            output = drive(engine, [Arrival(PROMPT, params)])[0]
-            assert output.token_ids == (0,) * 6
-            assert engine.runner.paths.degenerate_tokens == 6
-        assert "all NaN or masked" in caplog.text
+            few = replace(params, temperature=temperature, seed=1)
+            none = replace(few, bad_words=((8,), (PROMPT[-1], 7)))
+            prompt = [7, 7, 7, 9, 7, 7, 7, 9]
+            outputs = drive(engine, [Arrival(prompt, few), Arrival(PROMPT, none), Arrival(PROMPT, WARM)])
+            assert [output.token_ids for output in outputs[:2]] == [(7, 7), ()]
+            assert [output.finish_reason for output in outputs] == ["error", "error", "length"]
+            assert engine.runner.paths.degenerate_tokens == 2
+            assert "request-0: no token could be chosen behind its first 2" in caplog.text
+            assert "request-1: no token could be chosen behind its first 0" in caplog.text
+            assert text_of(engine) == outputs[2].token_ids
+            check_idle(engine)
         caplog.clear()
 
 

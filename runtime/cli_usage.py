@@ -1,0 +1,70 @@
+"""Mistakes in a command line itself, in one line like every other: option, value, what it must be."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any
+
+import typer
+
+from runtime.cli_session import CLOSED_PIPE, INTERRUPTED, USER_ERROR
+from runtime.errors import SamplingError
+from runtime.sampling import SamplingParams
+
+
+def exit_code_of(app: Callable[..., Any], arguments: Sequence[str]) -> int:
+    """Run a Typer application without its boxes around errors; the exit code, its error printed to stderr."""
+    try:
+        code = app(arguments, standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
+    except Exception as error:
+        # Typer brings the exceptions of Click under one name or the other, as its version has it.
+        if not hasattr(error, "format_message"):
+            raise
+        if not error.format_message():  # no arguments at all: the help was shown
+            return USER_ERROR
+        path = getattr(getattr(error, "ctx", None), "command_path", "draftgraph")
+        print(f"error: {usage_line(error, arguments)}; see {path} --help", file=sys.stderr, flush=True)
+        return USER_ERROR
+    return code if isinstance(code, int) else 0
+
+
+def usage_line(error: Any, arguments: Sequence[str]) -> str:
+    """What is wrong with the command line, from an exception of Click's."""
+    message = " ".join(error.format_message().split()).rstrip(".")
+    param = getattr(error, "param", None)
+    given = _given(getattr(param, "opts", ()), arguments)
+    if param is None or given is None:
+        return message[:1].lower() + message[1:]
+    option, value = given
+    return f"{option} = {value}: {_wanted(param.name, value, str(error.message))}"
+
+
+def _given(options: Sequence[str], arguments: Sequence[str]) -> tuple[str, str] | None:
+    """The option as it was written, and its value."""
+    for place, argument in enumerate(arguments):
+        for option in options:
+            if argument == option and place + 1 < len(arguments):
+                return option, arguments[place + 1]
+            if argument.startswith(f"{option}=") and option.startswith("--"):
+                return option, argument[len(option) + 1 :]
+    return None
+
+
+def _wanted(name: str, value: str, message: str) -> str:
+    if name in {field.name for field in fields(SamplingParams)}:
+        try:
+            SamplingParams(**{name: value})  # type: ignore[arg-type]
+        except SamplingError as error:
+            return str(error).partition(": ")[2]
+    for kind, text in (("integer", "must be an integer"), ("number", "must be a number"), ("float", "must be a number")):
+        if kind in message:
+            return text
+    return message
