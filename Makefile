@@ -25,7 +25,7 @@ profile: $(VENV)/.profile
 	$(BIN)/draftgraph profile $(CONFIG)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""A warp's stretch of columns on a GPU (kernels/candidates.py): sixteen of its runs at a time, whose loads are under way together."""
+"""A warp's stretch of columns on a GPU (kernels/candidates.py): sixteen of its runs at a time, with all their loads under way."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ architectures they know: those questions are answered here.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import sys
@@ -52,6 +53,7 @@ def compile_types(kernel: Kernel, types: tuple[Any, ...]) -> dict[str, str]:
 
 def main() -> None:
     """Print one JSON object, by kernel name and storage type, of the kernels named on the command line, or of all."""
+    gc.set_threshold(100_000, 20, 100)  # as in tests/conftest.py
     device = SimpleNamespace(compute_capability=SM_90)
     compiler.get_current_device = dispatcher.get_current_device = cuda.get_current_device = lambda: device
     nvrtc.get_supported_ccs = lambda: [SM_90]

@@ -43,6 +43,8 @@ def engine(request: pytest.FixtureRequest, smollm2_path: Path) -> Iterator[Engin
 
 @pytest.mark.parametrize("case", CASES, ids=NAMES)
 def test_64_of_64_tokens_alone(engine: Engine, case: dict[str, Any]) -> None:
+    if not engine.steps_ahead:
+        pytest.skip("the batch shows the same tokens of this runner")
     output = engine.generate(case["prompt_token_ids"], SIXTY_FOUR)[0]
     assert list(output.token_ids) == case["greedy_token_ids"]
 
@@ -50,6 +52,8 @@ def test_64_of_64_tokens_alone(engine: Engine, case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("steps", [(0, 0, 0), (0, 3, 11)], ids=["together", "staggered"])
 def test_64_of_64_tokens_in_one_batch(engine: Engine, steps: tuple[int, ...]) -> None:
     """The prompts have 37, 109 and 143 tokens: with 128 a step the last one is prefilled in chunks beside decode rows."""
+    if not engine.steps_ahead and not any(steps):
+        pytest.skip("staggered shows the same tokens of this runner")
     arrivals = [Arrival(case["prompt_token_ids"], SIXTY_FOUR, step) for case, step in zip(CASES, steps, strict=True)]
     outputs = drive(engine, arrivals)
     assert [list(output.token_ids) for output in outputs] == [case["greedy_token_ids"] for case in CASES]
