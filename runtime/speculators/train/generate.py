@@ -121,8 +121,8 @@ class Generator:
     def _sample(self, x: Tensor, temperature: Tensor) -> Tensor:
         """Gumbel-max: argmax of logits + temperature * Gumbel noise, at temperature 0 the plain argmax."""
         logits = self.target.logits(x).float()
-        noise = torch.empty_like(logits).exponential_().clamp_min_(1e-20).log_().mul_(temperature)
-        return logits.sub_(noise).argmax(-1)
+        noise = torch.empty_like(logits).exponential_().clamp_min_(1e-20).log_()
+        return logits.addcmul_(noise, temperature, value=-1).argmax(-1)
 
     def _step(self, length: int) -> None:
         """Every row's next token; `length` cache slots are looked at."""
@@ -169,8 +169,8 @@ class Generator:
 
 def _two_products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     """q [B, nkv, group, hd] against the cache [B, nkv, S, hd]."""
-    scores = torch.matmul(q, k.transpose(-1, -2)) * q.shape[-1] ** -0.5 + bias
-    return torch.matmul(scores.softmax(-1, dtype=torch.float32).to(q.dtype), v)
+    scores = torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(-1, -2)).add_(bias)
+    return torch.matmul(scores.softmax(-1), v)
 
 
 def _library_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:

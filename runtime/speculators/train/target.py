@@ -27,15 +27,18 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def angles(table: Any, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, each [L, hd] with both halves filled, of the table [L, hd] that the runtime's kernels read."""
+    """Cosines and sines, each [L, hd] with both halves filled, of the table [L, hd] that the runtime's kernels read.
+
+    The first half of the sines is negated: the second half of a head enters the first with a minus.
+    """
     cos, sin = torch.from_numpy(table).to(device).chunk(2, -1)
-    return torch.cat([cos, cos], -1), torch.cat([sin, sin], -1)
+    return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate-half embedding in float32. x [B, heads, Q, hd]; cos, sin [B, 1, Q, hd]."""
-    y, half = x.float(), x.shape[-1] // 2
-    return (y * cos + torch.cat([-y[..., half:], y[..., :half]], -1) * sin).to(x.dtype)
+    """Rotate-half embedding in float32. x [B, heads, Q, hd]; cos, sin [B, 1, Q, hd] of `angles`."""
+    y = x.float()
+    return torch.addcmul(y * cos, y.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
@@ -78,10 +81,13 @@ class TorchTarget:
         for index, w in enumerate(self.layers[:depth]):
             qkv = F.linear(rms_norm(x, w["input_norm"], spec.rms_norm_eps), w["qkv"], w["qkv_bias"])
             heads = qkv.view(batch, rows, -1, spec.head_dim).transpose(1, 2)
-            q, k, v = heads.split([spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], 1)
+            rotated, v = heads.split([spec.num_heads + spec.num_kv_heads, spec.num_kv_heads], 1)
             if w["q_norm"] is not None:
+                q, k = rotated.split([spec.num_heads, spec.num_kv_heads], 1)
                 q, k = rms_norm(q, w["q_norm"], spec.rms_norm_eps), rms_norm(k, w["k_norm"], spec.rms_norm_eps)
-            out = attend(index, rotate(q, cos, sin), rotate(k, cos, sin), v)
+                rotated = torch.cat([q, k], 1)
+            q, k = rotate(rotated, cos, sin).split([spec.num_heads, spec.num_kv_heads], 1)
+            out = attend(index, q, k, v)
             x = x + F.linear(out.transpose(1, 2).reshape(batch, rows, -1), w["out"])
             gate, up = F.linear(rms_norm(x, w["post_norm"], spec.rms_norm_eps), w["gate_up"]).chunk(2, -1)
             x = x + F.linear(F.silu(gate) * up, w["down"])
