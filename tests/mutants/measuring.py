@@ -182,6 +182,15 @@ MUTATIONS = (
         text="the same tokens, whatever runs beside them",
     ),
     mutation(
+        "overlap-that-cannot-be-forbidden",
+        "9e-60",
+        "runtime/cuda_device.py",
+        "self.overlaps = overlap and self.facts",
+        "self.overlaps = self.facts",
+        test="tests/test_launch_overlap.py::test_a_decode_step_starts_nearly_all_of_its_launches_early_unless_it_must_not",
+        text="the same tokens, and the ablation measures nothing",
+    ),
+    mutation(
         "record-that-claims-more",
         "9e-60",
         _RECORDS,
