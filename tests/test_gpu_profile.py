@@ -9,6 +9,7 @@ import pytest
 
 from runtime.config import load_config
 from runtime.profile import session
+from runtime.profile.analysis import Analysis
 from runtime.profile.profile import Profile
 from runtime.profile.trace import Kind, Mode
 from runtime.profile.workload import Workload
@@ -74,6 +75,14 @@ def test_a_replay_runs_after_the_host_has_launched_it(profile: Profile) -> None:
         analysis = profile.passes[mode]
         pairs = zip(analysis.trace.replays, analysis.spans, strict=True)
         assert max(replay.start - begin for replay, (begin, _) in pairs) < 5_000, "nanoseconds"
+
+
+def test_kernels_overlap_where_they_may_and_nowhere_else(config: Any, profile: Profile) -> None:
+    ordered = load_config(config, graphs__overlap=False)
+    analysis = Analysis(session.pass_in_child(ordered, Mode.NODE, Workload([[5, 6, 7]], 4, 10), quiet=True))
+    assert not any(analysis.overlaps(key) for key in analysis.replays_by_key())
+    node = profile.passes[Mode.NODE]
+    assert any(node.overlaps(key) for key in node.replays_by_key())
 
 
 def test_two_concurrent_requests_are_in_one_replay(config: Any) -> None:

@@ -109,6 +109,8 @@ def test_nodes_that_overlap_share_their_time() -> None:
     assert analysis.overlapped_ns(VERIFY) == 10 * NS
     assert analysis.busy().upper_bound, "a kernel may have been started early, and waited"
     assert Analysis(trace).overlapped_ns(VERIFY) == 0
+    touching = [replace(node, end=node.end + 10_050) if "norm" in node.name else node for node in trace.activities]
+    assert not Analysis(replace(trace, activities=touching)).busy().upper_bound, "50 ns of 80 us are the clock's"
 
 
 def test_gaps_inside_a_replay_are_told_by_the_operations_around_them() -> None:

@@ -72,7 +72,8 @@ class Profile:
         if mode is Mode.NODE:
             values["shares"] = {key: [self._with_rate(share) for share in self.shares(key)] for key in analysis.replays_by_key()}
             values["inner_gaps"] = {key: [_inner_gap(gap) for gap in self.inner_gaps(key)] for key in analysis.replays_by_key()}
-            values["us_overlapped"] = {key: analysis.overlapped_ns(key) / 1e3 for key in analysis.replays_by_key()}
+            keys = [key for key in analysis.replays_by_key() if analysis.overlaps(key)]
+            values["us_overlapped"] = {key: analysis.overlapped_ns(key) / 1e3 for key in keys}
             values["us_added_to_replay"] = {
                 key: (analysis.span_ns(key) - self.passes[Mode.GRAPH].span_ns(key)) / 1e3 for key in analysis.replays_by_key()
             }

@@ -78,8 +78,8 @@ def _shares(shares: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _inner_gap_lines(node: Mapping[str, Any], key: str) -> Iterator[str]:
-    gaps, overlapped = node["inner_gaps"][key], node["us_overlapped"][key]
-    if overlapped:
+    gaps, overlapped = node["inner_gaps"][key], node["us_overlapped"].get(key)
+    if overlapped is not None:
         yield f"  its kernels overlap by {overlapped:.1f} us: one that was started early counts as busy while it waits"
     if not gaps:
         return
