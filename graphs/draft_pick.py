@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from graphs.draft_layers import LayersAsTarget
 from graphs.draft_pass import DraftPass
 from graphs.launch import Array
 from graphs.plain_ops import THREADS, Stripes
@@ -18,14 +19,16 @@ RANKING_THREADS = 512
 WALK_THREADS = 256
 
 
-def record_pick(run: DraftPass, stripes: Stripes | None) -> None:
-    """scratch.normed -> logits of the masks' rows -> drafts of the rows that have just committed tokens.
+def record_pick(run: DraftPass, stripes: Stripes | None, layers: LayersAsTarget | None) -> None:
+    """Hidden states -> logits of the masks' rows -> drafts of the rows that have just committed tokens.
 
     stripes: scratch of an arg max that several blocks share a row of; None: one block a row.
+    layers: what recorded the layers, and knows the final norm of their rows; None: it is in scratch.normed.
     """
     arrays, scratch, shape, rows, k = run.arrays, run.scratch, run.arrays.shape, run.requests, run.k
     picks, launch, live = rows * k, run.launch, run.live_picks
-    hidden, logits, chosen = _hidden(run, picks), scratch.logits[:picks], scratch.chosen[:picks]
+    hidden = _hidden(run, picks) if layers is None else layers.record_hidden(run, picks)
+    logits, chosen = scratch.logits[:picks], scratch.chosen[:picks]
     run.product(logits, hidden, arrays.head, live)
     if shape.output_multiplier != 1.0 or shape.logit_cap:
         blocks = (picks, -(-shape.vocab_size // (8 * THREADS)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphs.arrays import SlotState, StepArrays
+from graphs.draft_layers import LayersAsTarget
 from graphs.draft_pass import BlockAttention, DraftPass, Joins, PlainBlockAttention, PlainJoins, Products
 from graphs.draft_pick import record_pick
 from graphs.drafter_arrays import DraftArrays, DraftScratch
@@ -37,6 +38,7 @@ class DraftOps:
         joined_rows: the others take the plain form.
         attention: of the block over context and itself.
         products: which of them are our own.
+        layers: records all layers of a drafter without convolutions; None: they are recorded part by part.
         stripes: scratch of an arg max that several blocks share a row of; None: one block a row.
     """
 
@@ -45,6 +47,7 @@ class DraftOps:
     attention: BlockAttention
     stripes: Stripes | None
     products: Products
+    layers: LayersAsTarget | None = None
 
     @classmethod
     def plain(cls) -> DraftOps:
@@ -118,7 +121,7 @@ class DFlashProposer:
         )
 
     def record_block(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:
-        """[anchor, mask, ...] of each request through the draft layers; the final norm ends up in scratch.normed."""
+        """[anchor, mask, ...] of each request through the draft layers, up to scratch.residual."""
         arrays, scratch, shape = self.arrays, self.scratch, self.arrays.shape
         run = self._run(launch, key, state, step)
         rows, count, live = run.requests, run.count, run.live
@@ -140,6 +143,9 @@ class DFlashProposer:
             self.max_model_len,
             step.inputs.num_requests,
         )
+        if self.ops.layers is not None:
+            self.ops.layers.record(run, self.ops.attention)
+            return
         launch.launch(embed, count, THREADS, residual, arrays.embed, scratch.block_ids[:count], live)
         if shape.input_embedding_scale != 1.0:
             launch.launch(scale_rows, count, THREADS, residual, shape.input_embedding_scale, live)
@@ -163,8 +169,8 @@ class DFlashProposer:
             x = joins.next(run, 2 * index + 2, layer.mlp_conv, gain, None if last else arrays.layers[index + 1].attention_conv)
 
     def record_pick(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:
-        """scratch.normed -> drafts of the rows that have just committed tokens."""
-        record_pick(self._run(launch, key, state, step), self.ops.stripes)
+        """Hidden states -> drafts of the rows that have just committed tokens."""
+        record_pick(self._run(launch, key, state, step), self.ops.stripes, self.ops.layers)
 
     def _run(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> DraftPass:
         return DraftPass(launch, self.arrays, self.scratch, state, step, key, self.k, self.ops.products)

@@ -95,7 +95,14 @@ class Rig:
         self.device.upload(self.arrays.cache, np.full(self.arrays.cache.shape, UNWRITTEN, np.float32))
         self.scratch = allocate_draft_scratch(self.device, self.spec, self.sizes)
         self.ops = build_draft_ops(
-            self.device, self.spec, self.sizes, self.scratch, "float32", on_gpu=False, choice="fused" if fused else "plain"
+            self.device,
+            self.spec,
+            self.sizes,
+            self.arrays,
+            self.scratch,
+            "float32",
+            on_gpu=False,
+            choice="fused" if fused else "plain",
         )
         rng = np.random.default_rng(2)
         self.tables = rng.permutation(SLOTS * self.sizes.blocks_per_slot).reshape(SLOTS, -1).astype(np.int32)

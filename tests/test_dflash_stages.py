@@ -116,7 +116,7 @@ def test_hidden_logits_selector_and_drafts(rig: Callable[[str], Rig], name: str)
     drafts = subject.read("draft_tokens")
     for row, request in enumerate(subject.requests):
         stages, picks = subject.expected(row), slice(row * K, (row + 1) * K)
-        check(subject.block_rows("normed", row), stages.hidden, f"hidden states of request {row}")
+        check(subject.read("pick_hidden")[row * K : (row + 1) * K], stages.hidden[1:], f"hidden states of request {row}")
         check(subject.read("logits")[picks], stages.logits[1:], f"logits of request {row}")
         assert stages.margin > 1e-4, "the reference is not sure of its drafts: choose another seed"
         selector = subject.scratch.selector
@@ -167,7 +167,7 @@ def test_fused_forms_yield_the_same(model: TinyModel, tmp_path: Path, name: str)
         drafts = subject.read("draft_tokens")
         for row, request in enumerate(subject.requests):
             stages = subject.expected(row)
-            check(subject.block_rows("normed", row), stages.hidden, f"hidden states of request {row}")
+            check(subject.read("pick_hidden")[row * K : (row + 1) * K], stages.hidden[1:], f"hidden states of request {row}")
             check(subject.read("logits")[row * K : (row + 1) * K], stages.logits[1:], f"logits of request {row}")
             assert tuple(drafts[request.slot].tolist()) == tuple(stages.drafts)
     written = (subject.device.download(subject.arrays.cache) != UNWRITTEN).any(axis=(0, 1, 4, 5))

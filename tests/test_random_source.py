@@ -167,7 +167,7 @@ def test_a_random_drafter_taps_what_a_short_target_has() -> None:
     targets = {layers: RandomCheckpoint(f"random:tiny?layers={layers}").spec for layers in (1, 2, 3, 4)}
     for layers, drafted, taps in ((2, 1, (0,)), (2, 3, (0, 0, 0)), (3, 2, (1, 0)), (4, 5, (1,) * 5)):
         assert RandomDrafter(f"random:dflash2?layers={drafted}", targets[layers]).spec.target_layer_ids == taps
-    with pytest.raises(SourceError, match="the target has 1 block, and what is tapped is never the last one: needs 2"):
+    with pytest.raises(SourceError, match="the target has 1 block, and the last one is never tapped: needs 2"):
         RandomDrafter("random:dflash", targets[1])
 
 

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 
+from graphs.arrays import DecoderShape
 from graphs.draft_fused import ClusterBlockAttention, FusedJoins
+from graphs.draft_layers import LayersAsTarget, as_model, as_scratch
 from graphs.draft_pass import BlockAttention, Joins, PlainBlockAttention, PlainJoins, Products
-from graphs.drafter_arrays import DraftScratch
-from graphs.plain_ops import Stripes
+from graphs.drafter_arrays import DraftArrays, DraftScratch
+from graphs.fused_ops import FusedOps, FusedScratch, stripes_of, why_not_fused
+from graphs.ops import OpTable
+from graphs.plain_ops import PagedAttention, PlainOps, Stripes
 from graphs.propose_dflash import DraftOps
 from kernels.attend_step import MAX_HEAD_DIM
 from kernels.block_join import MAX_QUERIES, TAPS
-from runtime.checkpoint.weights import WeightDtype
+from kernels.tile import TILE_ROWS
+from runtime.checkpoint.weights import STORAGE, WeightDtype
 from runtime.device import Device
-from runtime.models.scratch import COLUMNS_A_STRIPE, OpsChoice
+from runtime.models.choose_ops import OpsChooser
+from runtime.models.scratch import COLUMNS_A_STRIPE, MOST_FUSED_ROWS, OpsChoice
 from runtime.speculators.dflash_config import DraftSpec
 from runtime.step_buffers import StepSizes
+
+logger = logging.getLogger(__name__)
 
 JOINED_ROWS = 64
 """Query rows up to which a join is one launch; it reads them once for each group of channels."""
@@ -31,7 +41,15 @@ JOINED_WIDTH = 1024
 
 
 def build_draft_ops(
-    device: Device, spec: DraftSpec, sizes: StepSizes, scratch: DraftScratch, dtype: WeightDtype, *, on_gpu: bool, choice: OpsChoice
+    device: Device,
+    spec: DraftSpec,
+    sizes: StepSizes,
+    arrays: DraftArrays,
+    scratch: DraftScratch,
+    dtype: WeightDtype,
+    *,
+    on_gpu: bool,
+    choice: OpsChoice,
 ) -> DraftOps:
     """The forms that a drafter takes.
 
@@ -60,4 +78,47 @@ def build_draft_ops(
         attention = ClusterBlockAttention()
     ours = fused and (dtype != "float32" or not on_gpu)
     products = Products(OWN_ROWS, OWN_BYTES) if ours else Products()
-    return DraftOps(joins, joined_rows, attention, stripes, products)
+    layers = None
+    if ours and spec.version == 1 and not spec.attention_bias and spec.input_embedding_scale == 1.0:
+        layers = _layers_as_target(device, spec, arrays, scratch, stripes, dtype, measure=on_gpu and choice == "auto")
+    return DraftOps(joins, joined_rows, attention, stripes, products, layers)
+
+
+def _layers_as_target(
+    device: Device,
+    spec: DraftSpec,
+    arrays: DraftArrays,
+    scratch: DraftScratch,
+    stripes: Stripes | None,
+    dtype: WeightDtype,
+    *,
+    measure: bool,
+) -> LayersAsTarget | None:
+    """The target's sets of operations for the layers, chosen as a target's are; None where they do not take them."""
+    shape = DecoderShape(
+        spec.hidden_size,
+        spec.intermediate_size,
+        spec.num_heads,
+        spec.num_kv_heads,
+        spec.head_dim,
+        spec.vocab_size,
+        spec.rms_norm_eps,
+    )
+    if why_not_fused(shape, STORAGE[dtype]) is not None:
+        return None
+    rows, picks, tiles = scratch.residual.shape[0], scratch.logits.shape[0], -(-spec.hidden_size // TILE_ROWS)
+    best = stripes_of(spec.vocab_size), picks
+    fused = FusedOps(
+        FusedScratch(
+            squares=device.array("draft.squares", (rows, tiles), np.float32),
+            best_value=device.array("draft.best_value", best, np.float32),
+            best_column=device.array("draft.best_column", best, np.int32),
+        ),
+        PagedAttention(),
+    )
+    library = PlainOps(PagedAttention(), stripes)
+    if not measure:
+        return LayersAsTarget(shape, OpTable(library, ((MOST_FUSED_ROWS, fused),)))
+    table, chosen = OpsChooser(device, as_model(arrays, shape), as_scratch(scratch))(fused, library)
+    logger.info("operations of the drafter: %s", chosen)
+    return LayersAsTarget(shape, table)

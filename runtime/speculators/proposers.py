@@ -108,7 +108,7 @@ class Speculator:
             spec.target_layer_ids,
             num_speculative_tokens=sizes.num_speculative_tokens,
             max_model_len=sizes.max_model_len,
-            ops=build_draft_ops(device, spec, sizes, scratch, self._dtype, on_gpu=on_gpu, choice=choice),
+            ops=build_draft_ops(device, spec, sizes, arrays, scratch, self._dtype, on_gpu=on_gpu, choice=choice),
         )
         distribution = None if scratch.selector is None else scratch.selector.distribution
         return Speculation(proposer, proposer.taps, draft_streamed_bytes(arrays), distribution)

@@ -40,8 +40,7 @@ class RandomDrafter:
             raise SourceError(f"{what}: must be random:dflash or random:dflash2, and options as ?layers=N&block=N&seed=N")
         options = numbers_of(what, match[2], {"layers": (1, MAX_LAYERS), "block": (2, 64), "seed": (0, LARGEST_SEED)})
         if target.num_layers < 2:
-            blocks = f"{target.num_layers} block"
-            raise SourceError(f"{what}: the target has {blocks}, and what is tapped is never the last one: needs 2")
+            raise SourceError(f"{what}: the target has {target.num_layers} block, and the last one is never tapped: needs 2")
         layers = options.get("layers", USUAL_LAYERS if target.num_layers >= 8 else 1)
         self.path = Path(source)  # of reports; nothing is there
         self.seed = options.get("seed", 1)
