@@ -23,7 +23,7 @@ from runtime.profile.analysis import Analysis
 from runtime.profile.chrome_trace import chrome_trace
 from runtime.profile.collectors import OPENING, Collector, ReplayLog
 from runtime.profile.graph_facts import bytes_read
-from runtime.profile.lanes import Bar, lanes_of, middle_steps
+from runtime.profile.lanes import Bar, lanes_of, middle_steps, stream_name
 from runtime.profile.page import render_page, tick_ns
 from runtime.profile.profile import Profile
 from runtime.profile.table import render_profile
@@ -228,6 +228,13 @@ def test_the_table_of_a_gpu_names_bounds_gaps_and_doubts() -> None:
 def test_a_bar_says_as_much_as_fits_into_it(most: float, label: str) -> None:
     assert Bar(0, 1, VERIFY, "verify").label(most) == label
     assert Bar(0, 1, "", "verify").label(most) == ""
+
+
+def test_a_stream_that_has_a_name_goes_by_it() -> None:
+    trace = events_trace()
+    named = Analysis(replace(trace, activities=[replace(row, stream="compute") for row in trace.activities]))
+    assert stream_name(named, "compute") == "GPU: compute"
+    assert stream_name(Analysis(graph_trace()), "7") == "GPU: compute (7)"
 
 
 def test_the_trace_file_has_a_lane_for_host_and_device_and_an_arrow_a_replay() -> None:

@@ -91,12 +91,12 @@ def streams(activities: Sequence[Activity]) -> list[str]:
 
 
 def stream_name(analysis: Analysis, stream: str) -> str:
-    """What a stream is for: replays run on `compute`; a device's own tools know streams by number only."""
+    """What a stream is for: replays run on `compute`; a device's own tools know streams by number only, which is in brackets."""
     if analysis.trace.mode is Mode.HOST:
         return f"queue: {stream}"
     kinds = {activity.kind for activity in analysis.trace.activities if activity.stream == stream}
     if Kind.GRAPH in kinds or any(activity.graph for activity in analysis.trace.activities if activity.stream == stream):
-        return f"GPU: compute ({stream})"
+        return f"GPU: compute ({stream})" if stream.isdecimal() else f"GPU: {stream}"
     return f"GPU: copy ({stream})" if kinds == {Kind.MEMCPY} else f"GPU: stream {stream}"
 
 
