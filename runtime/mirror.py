@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -94,6 +94,24 @@ class MirroredBuffer:
         if self._diffs is not None:
             self._diffs.note(fitting, index)
         self.tag.host_wrote("write_host")
+
+    def write_cells(self, cells: Sequence[tuple[int, int, int]]) -> None:
+        """host[row, column] = value for each (row, column, value) of a 2-D buffer, each cell once: as by write_host one by one.
+
+        Raises as write_host does, and nothing is written then.
+        """
+        if not cells:
+            return
+        self.tag.check_host_write()
+        self._refuse_unread("write_cells")
+        fitting = as_host_values([value for _, _, value in cells], self.name, self.dtype)
+        rows, columns = [row for row, _, _ in cells], [column for _, column, _ in cells]
+        if min(rows) < 0 or min(columns) < 0 or max(rows) >= self.shape[0] or max(columns) >= self.shape[1]:
+            raise MirrorError(f"{self.name}{list(self.shape)}: cells {list(cells)} are not all inside")
+        self.memory.write(fitting, (rows, columns))
+        if self._diffs is not None:
+            self._diffs.note_cells(cells)
+        self.tag.host_wrote("write_cells")
 
     def read_host(self) -> npt.NDArray[Any]:
         """The host copy, read-only. StaleReadError when the device has written since, or nobody has."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,10 @@ class DiffLog:
         cells = np.asarray(self._cells[index])
         for cell, value in zip(cells.ravel().tolist(), np.broadcast_to(values, cells.shape).ravel().tolist(), strict=True):
             self._writes.append((*divmod(cell, self._columns), value))
+
+    def note_cells(self, cells: Sequence[tuple[int, int, int]]) -> None:
+        """(row, column, value) of each."""
+        self._writes += cells
 
     def take(self, capacity: int) -> npt.NDArray[np.int32]:
         """int32 [n, 3]; MirrorError, and nothing taken, when n would exceed `capacity`."""

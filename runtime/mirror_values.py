@@ -12,7 +12,7 @@ import numpy.typing as npt
 from runtime.mirror_errors import MirrorError
 from runtime.truth import HostExact, HostUpperBound, require_exact
 
-HostIndex: TypeAlias = "int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]"
+HostIndex: TypeAlias = "int | slice | EllipsisType | tuple[int | slice | EllipsisType | list[int], ...]"
 Values: TypeAlias = "npt.ArrayLike | HostExact | HostUpperBound"
 
 

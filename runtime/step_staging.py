@@ -95,8 +95,7 @@ class StepStaging:
                 cells[admission.slot, column] = -1
         for write in plan.block_writes:
             cells[write.slot, write.column] = write.block
-        for (slot, column), block in cells.items():
-            block_tables.write_host(block, (slot, column))
+        block_tables.write_cells([(slot, column, block) for (slot, column), block in cells.items()])
         # Also when there are none: the graph applies what was staged, and is refused where nothing was.
         return block_tables.take_diffs(self._buffers.sizes.block_writes)
 

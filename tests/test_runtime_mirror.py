@@ -319,6 +319,33 @@ def test_diffs_keep_order_and_bring_the_device_up_to_the_carried_version(bench: 
     assert tables.read_host().tolist() == [[0, 8, 9], [0, 0, 5]]
 
 
+def test_cells_are_written_as_one_by_one(bench: Bench) -> None:
+    tables = bench.block_tables
+    tables.write_cells([])
+    assert (tables.host_version, tables.num_diffs) == (1, 0), "nothing was written"
+    tables.write_cells([(1, 2, 4), (0, 1, 8)])
+    tables.write_host(5, (1, 0))
+    assert tables.read_host().tolist() == [[0, 8, 0], [5, 0, 4]]
+    assert tables.take_diffs(4).tolist() == [[1, 2, 4], [0, 1, 8], [1, 0, 5]]
+    assert tables.host_version == 3
+
+
+@pytest.mark.parametrize("cell", [(2, 0, 1), (0, 3, 1), (-1, 0, 1), (0, -1, 1)])
+def test_cells_outside_are_refused_and_none_is_written(bench: Bench, cell: tuple[int, int, int]) -> None:
+    with refused(MirrorError, "block_tables[2, 3]", "not all inside"):
+        bench.block_tables.write_cells([(0, 0, 7), cell])
+    assert (bench.block_tables.host_version, bench.block_tables.num_diffs) == (1, 0)
+    assert not bench.block_tables.read_host().any()
+
+
+def test_cells_hold_exact_values_of_a_buffer_that_the_host_writes(bench: Bench) -> None:
+    with refused(StaleValueError, "block_tables"):
+        bench.block_tables.write_cells([(0, 0, HostUpperBound(7))])  # type: ignore[list-item]
+    with refused(MirrorError, "block_tables", "do not fit int32"):
+        bench.block_tables.write_cells([(0, 0, 2**31)])
+    assert bench.block_tables.num_diffs == 0
+
+
 def test_a_write_after_the_diffs_were_staged_is_not_covered_by_them(bench: Bench) -> None:
     tables = bench.block_tables
     tables.upload(bench.compute)
