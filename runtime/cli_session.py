@@ -7,14 +7,11 @@ SATISFIED, 2 a mistake of the user (the message says which), 130 interrupted (wh
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,6 +19,7 @@ import typer
 from runtime.config import RunConfig, load_config
 from runtime.console import progress_bar, silent_bar, start_logging
 from runtime.errors import ConfigError, DeviceError, DraftgraphError, PromptError
+from runtime.interrupts import noted_interrupts
 from runtime.prompts import Prompt, check_prompt
 from runtime.request_file import FileRequest, read_prompt_file, read_request_file
 from runtime.sampling import SamplingParams
@@ -96,27 +94,6 @@ def open_engine(settings: RunConfig, quiet: bool) -> Engine:
     from runtime.engine import Engine
 
     return Engine.from_config(settings, progress=silent_bar if quiet else progress_bar)
-
-
-@contextmanager
-def noted_interrupts() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed. It may come back as another error: LLVM calls Python while it compiles, a KeyboardInterrupt
-    raised in there is lost, and Numba fails over the code that it did not get."""
-    seen = threading.Event()
-
-    def note(number: int, frame: FrameType | None) -> None:
-        seen.set()
-        signal.default_int_handler(number, frame)
-
-    # Only the main thread may set a handler; one that somebody else has set stays.
-    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if ours:
-        signal.signal(signal.SIGINT, note)
-    try:
-        yield seen.is_set
-    finally:
-        if ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from runtime.plan import StepPlan, StepResult
 from runtime.prompt_logprobs import PendingPromptLogprobs
 from runtime.staging import OutcomeRing
 
+
 class StepOutcome:
     """One step in flight. Its results cannot be had without waiting for its event, and only once."""
 
