@@ -5,26 +5,23 @@ Imported only where CuPy is installed. One host thread only.
 
 from __future__ import annotations
 
-import logging
-import math
 from collections.abc import Callable
-from importlib.metadata import version
 from types import TracebackType
 from typing import Any
 
 import cupy
-import numba.core.config as numba_config
 import numpy as np
 import numpy.typing as npt
 from cupy.cuda import runtime
 
 from graphs.capture import DriverError
-from graphs.compile_cache import kernel_cache_dir
 from graphs.launch import Array
 from kernels.lang import Kernel
 from kernels.lang_overlap import HOPPER
 from runtime.cuda_capture import CudaCapture
-from runtime.cuda_memory import CudaAllocation, CudaArray, CudaHostArray, CudaMappedArray, CudaPinnedArray, contiguous_strides
+from runtime.cuda_compiler import CudaCompiler
+from runtime.cuda_heap import CudaHeap
+from runtime.cuda_memory import CudaAllocation, CudaArray, CudaHostArray, CudaMappedArray, CudaPinnedArray
 from runtime.cuda_probe import gpu_facts
 from runtime.cuda_stream import CudaEvent, CudaStream
 from runtime.device_counters import DeviceCounters
@@ -33,9 +30,6 @@ from runtime.race_detector import UseAfterFree
 from runtime.virtual_memory import Kind, as_storable
 from runtime.virtual_work import CopyKind
 
-logger = logging.getLogger(__name__)
-
-_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 _CUDA_PACKAGES = frozenset({"cupy", "cupy_backends", "cuda", "numba", "nvmath"})
 
 
@@ -69,13 +63,10 @@ class CudaDevice:
         self.capturing: CudaCapture | None = None
         self.frees = 0
         self.closers: list[Callable[[], None]] = []
-        self._allocations: dict[str, CudaAllocation] = {}
-        self._compiled: dict[tuple[Kernel, tuple[Any, ...]], tuple[int, int]] = {}
-        self._cached: set[Kernel] = set()
+        self._heap = CudaHeap(self, self._check_host_access)
+        self._compiler = CudaCompiler(self.name)
         self._failed = self._closed = False
         self.restricted = False
-        # Grids of a decode step are small because the step is: Numba's advice to launch more blocks would come at every launch.
-        numba_config.CUDA_LOW_OCCUPANCY_WARNINGS = 0
         with self.reports("opening the GPU"):
             cupy.cuda.Device(0).use()
             runtime.free(0)  # creates the context
@@ -93,7 +84,7 @@ class CudaDevice:
 
     def array(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> CudaArray:
         """Device memory, undefined until something writes it; with poison that is there. DeviceError when it does not fit."""
-        array = self._device_array(name, "device", shape, np.dtype(dtype))
+        array = self._heap.device_array(name, "device", shape, np.dtype(dtype))
         if self.poison:
             with self.reports(f"poison of `{name}`"):
                 runtime.memset(array.pointer, 0xFF if array.dtype.kind == "f" else 0xA5, array.nbytes)
@@ -103,7 +94,7 @@ class CudaDevice:
     def constant(self, name: str, values: npt.ArrayLike) -> CudaArray:
         """Read-only device memory with a copy of `values`. Blocks until it is there."""
         source = np.asarray(values, order="C")
-        array = self._device_array(name, "constant", source.shape, source.dtype)
+        array = self._heap.device_array(name, "constant", source.shape, source.dtype)
         if source.nbytes:
             with self.reports(f"upload of constant `{name}`"):
                 runtime.memcpy(array.pointer, source.ctypes.data, source.nbytes, runtime.memcpyHostToDevice)
@@ -119,7 +110,7 @@ class CudaDevice:
 
     def pinned(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> CudaPinnedArray:
         """Page-locked host memory, undefined until something writes it."""
-        return self._host_array(CudaPinnedArray, name, "pinned", shape, np.dtype(dtype), runtime.hostAllocPortable)
+        return self._heap.host_array(CudaPinnedArray, name, "pinned", shape, np.dtype(dtype), runtime.hostAllocPortable)
 
     def mapped(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> CudaMappedArray:
         """Page-locked memory that kernels and the host both see, undefined until something writes it.
@@ -129,7 +120,7 @@ class CudaDevice:
         if not self.can_map:
             raise DeviceError(f"mapped memory `{name}`: this device cannot map host memory; use mirror.policy = discrete")
         flags = runtime.hostAllocPortable | runtime.hostAllocMapped
-        return self._host_array(CudaMappedArray, name, "mapped", shape, np.dtype(dtype), flags)
+        return self._heap.host_array(CudaMappedArray, name, "mapped", shape, np.dtype(dtype), flags)
 
     def free(self, array: Array) -> None:
         """Wait for the device, then end an array and all its views. UseAfterFree: freed before."""
@@ -138,16 +129,12 @@ class CudaDevice:
         if allocation.freed:
             raise UseAfterFree(f"`{array.name}` is freed twice")
         self.synchronize()
-        allocation.release()
+        self._heap.release(allocation)
         self.frees += 1
-        del self._allocations[allocation.name]
 
     def allocated_bytes(self) -> dict[Kind, int]:
         """Bytes held at present, by kind of memory."""
-        total: dict[Kind, int] = {"device": 0, "constant": 0, "pinned": 0, "mapped": 0}
-        for allocation in self._allocations.values():
-            total[allocation.kind] += allocation.nbytes
-        return total
+        return self._heap.held_bytes()
 
     def free_bytes(self) -> int:
         """Bytes of GPU memory that nobody holds."""
@@ -204,9 +191,7 @@ class CudaDevice:
             self.synchronize()
             for close in self.closers:
                 close()
-        for allocation in self._allocations.values():
-            allocation.release()
-        self._allocations.clear()
+        self._heap.release_all()
         self._closed = self.restricted = True
 
     def __enter__(self) -> CudaDevice:
@@ -222,40 +207,8 @@ class CudaDevice:
     # For the other rooms of the device
 
     def compile(self, kernel: Kernel, types: tuple[Any, ...], block: int) -> int:
-        """Compile and load `kernel` for these argument types, once: the driver's handle of it.
-
-        Raises DeviceError when it does not compile, or uses too many registers for `block` threads.
-        """
-        key = (kernel, types)
-        if key not in self._compiled:
-            self._keep_compiled(kernel)
-            try:
-                compiled = kernel.jit.compile(types)
-                handle = int(compiled._codelibrary.get_cufunc().handle)
-                self._compiled[key] = int(compiled.max_threads_per_block), handle
-            except Exception as error:  # whatever the compiler, the linker or the driver makes of it
-                raise DeviceError(
-                    f"kernel {kernel.name}({', '.join(map(str, types))}) does not compile for {self.name}: "
-                    f"{type(error).__name__}: {error}; check that CuPy and numba-cuda come from one extra, cu12 or cu13"
-                ) from error
-        most, handle = self._compiled[key]
-        if block > most:
-            raise DeviceError(f"{kernel.name}: block = {block}, its registers allow {most} on {self.name}")
-        return handle
-
-    def _keep_compiled(self, kernel: Kernel) -> None:
-        """Let Numba keep what it compiles on disk, in a folder of this set of sources: see graphs/cpu_executor.py."""
-        if kernel in self._cached:
-            return
-        self._cached.add(kernel)
-        before = numba_config.CACHE_DIR
-        numba_config.CACHE_DIR = str(kernel_cache_dir() / f"numba-cuda-{version('numba-cuda')}")
-        try:
-            kernel.jit.enable_caching()
-        except RuntimeError as error:
-            logger.debug("kernel %s is compiled anew by every process: %s", kernel.name, error)
-        finally:
-            numba_config.CACHE_DIR = before
+        """The driver's handle of `kernel` for these argument types: see CudaCompiler.handle."""
+        return self._compiler.handle(kernel, types, block)
 
     def reports(self, what: str) -> _Reports:
         """A context that turns errors of CUDA and of its packages into DeviceError."""
@@ -294,51 +247,6 @@ class CudaDevice:
             raise DeviceError(
                 f"capture of graph `{self.capturing.name}`: {what} is not allowed inside it: a replay would not repeat it"
             )
-
-    def _device_array(self, name: str, kind: Kind, shape: tuple[int, ...], dtype: np.dtype[Any]) -> CudaArray:
-        nbytes = math.prod(shape) * dtype.itemsize
-        self._admit(name)
-        memory = self._reserve(kind, name, nbytes, lambda: cupy.cuda.Memory(max(nbytes, 1)))
-        allocation = self._allocations[name] = CudaAllocation(self, name, kind, nbytes, int(memory.ptr), memory, None)
-        return CudaArray(allocation, 0, tuple(shape), contiguous_strides(shape, dtype), dtype)
-
-    def _host_array(
-        self, cls: type[Any], name: str, kind: Kind, shape: tuple[int, ...], dtype: np.dtype[Any], flags: int
-    ) -> Any:
-        nbytes = math.prod(shape) * dtype.itemsize
-        self._admit(name)
-        pinned_memory = cupy.cuda.pinned_memory
-        memory = self._reserve(
-            kind, name, nbytes, lambda: pinned_memory.PinnedMemoryPointer(pinned_memory.PinnedMemory(max(nbytes, 1), flags), 0)
-        )
-        host = np.frombuffer(memory, np.uint8, nbytes)
-        pointer = int(runtime.pointerGetAttributes(memory.ptr).devicePointer) if kind == "mapped" else int(memory.ptr)
-        allocation = self._allocations[name] = CudaAllocation(self, name, kind, nbytes, pointer, memory, host)
-        if self.poison:
-            host.fill(0xFF if dtype.kind == "f" else 0xA5)
-        return cls(allocation, 0, tuple(shape), contiguous_strides(shape, dtype), dtype, self._check_host_access)
-
-    def _admit(self, name: str) -> None:
-        self.refuse_in_capture(f"allocation of `{name}`")
-        if name in self._allocations:
-            raise DeviceError(
-                f"array name `{name}` is taken: graphs and reports know arrays by name; free the first or use another name"
-            )
-
-    def _reserve(self, kind: Kind, name: str, nbytes: int, allocate: Callable[[], Any]) -> Any:
-        try:
-            return allocate()
-        except (runtime.CUDARuntimeError, cupy.cuda.memory.OutOfMemoryError) as error:
-            if getattr(error, "status", _OUT_OF_MEMORY) != _OUT_OF_MEMORY:
-                raise DeviceError(f"{kind} memory `{name}` of {nbytes:,} bytes: {error}") from error
-            free, total = runtime.memGetInfo()
-            where = "host memory is short"
-            if kind in ("device", "constant"):
-                where = f"{free:,} of {total:,} bytes are free on {self.name}"
-            raise DeviceError(
-                f"{kind} memory `{name}` of {nbytes:,} bytes does not fit: {where}; lower scheduler.num_blocks, max_model_len or "
-                "max_num_seqs, use a smaller model, or end other programs there"
-            ) from error
 
     def _whole(self, array: CudaArray) -> tuple[npt.NDArray[np.uint8], npt.NDArray[Any]]:
         """A host copy of the whole allocation of `array`, and the view of it that `array` is."""
