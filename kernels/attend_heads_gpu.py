@@ -9,9 +9,9 @@ from typing import Any
 
 from kernels.attend_pages_gpu import TILE_KEYS, cache_offset, quotient
 from kernels.lang import device_function, f32, i32, i64, u32
-from kernels.lang_element import element, put_bits, write2
+from kernels.lang_element import early_int, element, put_bits, write2
 from kernels.lang_fast import inverse_root
-from kernels.lang_warp import lane, warp_broadcast, warp_sum
+from kernels.lang_warp import lane, warp_sum
 
 VALUES = 16 * 128 * 2
 """Byte of a tile of keys and values where its values begin."""
@@ -114,41 +114,56 @@ def _words_with(pair: Any) -> Any:
     return words
 
 
+@device_function
+def tile_at(base, tile, key):
+    """Where the tile of a key lies, if that of number `tile` is at `base`; the ring parts of a block's warps are neighbours."""
+    return u32(base + u32(i32((key >> i32(4)) - tile) * i32(2 * _VALUES)))
+
+
 def new_keys_with(pair: Any) -> Any:
     words = _words_with(pair)
 
     @device_function
-    def new_keys(base, k_cache, v_cache, qkv, k_gain, table, width, token, key_at, before, tile, begin, end, kv_head, entries, eps):
-        """Keys begin .. end of a tile and their values: to the tile, and to the entries that are not -1. By a whole warp.
+    def new_keys(
+        base, k_cache, v_cache, qkv, k_gain, table, slot_mapping, width, token, key_at, before, tile, begin, end, step, kv_head,
+        stores, eps,
+    ):  # fmt: skip
+        """Keys begin, begin + step, .. below end, and their values: to their tiles, where that of number `tile` is at `base`, and
+        with `stores` to the cache. By a whole warp.
 
-        key_at: of the key head within a row of qkv. Two keys at a time: their loads are under way together.
+        key_at: of the key head within a row of qkv. slot_mapping None: nothing is stored. Two keys at a time: their loads are
+        under way together.
         """
-        head_dim, first = i32(k_cache.shape[3]), i32(tile * i32(_KEYS))
+        head_dim = i32(k_cache.shape[3])
         gains = gains_of(k_gain, head_dim)
         value_at = i32(key_at + i32(k_cache.shape[2]) * head_dim)
         key = i32(begin)
         while key < end:
-            other = min(i32(key + i32(1)), i32(end - i32(1)))
+            other = i32(key + step) if i32(key + step) < end else key
+            entry, other_entry = i32(-1), i32(-1)
+            if slot_mapping is not None and stores:
+                entry = early_int(slot_mapping, i64(i32(token + key - before)))
+                other_entry = early_int(slot_mapping, i64(i32(token + other - before)))
             here, there = i32((token + key - before) * width), i32((token + other - before) * width)
             x0, x1 = head_of(qkv, i32(here + key_at), head_dim), head_of(qkv, i32(there + key_at), head_dim)
             v0, v1 = head_of(qkv, i32(here + value_at), head_dim), head_of(qkv, i32(there + value_at), head_dim)
             t0, t1 = head_of(table, i32(key * head_dim), head_dim), head_of(table, i32(other * head_dim), head_dim)
             k0, w0 = words(turned(x0, k_gain, gains, t0, head_dim, eps)), words(v0)
-            put_row(base, i32(key - first), head_dim, k0)
-            put_value(u32(base + u32(_VALUES)), i32(key - first), head_dim, w0)
-            entry = warp_broadcast(entries, i32(key - first))
+            at, row = tile_at(base, tile, key), i32(key & i32(_KEYS - 1))
+            put_row(at, row, head_dim, k0)
+            put_value(u32(at + u32(_VALUES)), row, head_dim, w0)
             if entry >= i32(0):
                 store_head(k_cache, entry, kv_head, head_dim, k0)
                 store_head(v_cache, entry, kv_head, head_dim, w0)
             if other > key:
                 k1, w1 = words(turned(x1, k_gain, gains, t1, head_dim, eps)), words(v1)
-                put_row(base, i32(other - first), head_dim, k1)
-                put_value(u32(base + u32(_VALUES)), i32(other - first), head_dim, w1)
-                entry = warp_broadcast(entries, i32(other - first))
-                if entry >= i32(0):
-                    store_head(k_cache, entry, kv_head, head_dim, k1)
-                    store_head(v_cache, entry, kv_head, head_dim, w1)
-            key = i32(key + i32(2))
+                at, row = tile_at(base, tile, other), i32(other & i32(_KEYS - 1))
+                put_row(at, row, head_dim, k1)
+                put_value(u32(at + u32(_VALUES)), row, head_dim, w1)
+                if other_entry >= i32(0):
+                    store_head(k_cache, other_entry, kv_head, head_dim, k1)
+                    store_head(v_cache, other_entry, kv_head, head_dim, w1)
+            key = i32(key + i32(2) * step)
 
     return new_keys
 

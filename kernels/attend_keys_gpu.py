@@ -9,7 +9,7 @@ from typing import Any
 
 from kernels.attend_fold_gpu import keep_slab
 from kernels.attend_heads_gpu import VALUES, new_keys_with, queries_with
-from kernels.attend_pages_gpu import TILE_KEYS, entries_of, fetch_tile_keys, fetch_tile_values, quotient, tile_entry
+from kernels.attend_pages_gpu import TILE_KEYS, fetch_tile_keys, fetch_tile_values, quotient, tile_entry
 from kernels.lang import NEG_INF, cuda, device_function, f32, i32, u32
 from kernels.lang_element import exp2, write4
 from kernels.lang_mma import commit_copies, read16, select_bytes, wait_copies, wait_first_copies
@@ -17,6 +17,8 @@ from kernels.lang_warp import lane, quad_max, quad_sum, warp_barrier
 
 _KEYS, _VALUES = TILE_KEYS, VALUES
 _LOG2_E = 1.4426950408889634
+_ALONE = 2
+"""Keys of the step that a warp does at a time: more in a block are shared by its warps, and the queries wait for them."""
 
 
 @device_function
@@ -93,12 +95,13 @@ def tiles_with(mma: Any, pair: Any, span: Any = all_before, see: Any = visible) 
     @device_function
     def attend_tiles(
         base, stat, query_base, k_cache, v_cache, qkv, q_gain, k_gain, table, block_tables, slot_mapping, table_row, kv_head,
-        num_heads, token, group, share, page_share, first_pair, pairs, before, limit, keys, eps, scale, stores, warp, warps, rank,
-        place, places, entries, ahead_entry, window, causal,
+        num_heads, token, group, share, page_share, first_pair, pairs, before, limit, keys, eps, scale, stores, warp, warps,
+        block_tile, place, places, ahead_entry, window, causal,
     ):  # fmt: skip
         """A warp's tiles of keys, the first of them under way: sums to its part of the ring, maximum and total to `stat`.
 
-        slot_mapping None: keys and values of the step are not stored. window, causal: for `span`.
+        block_tile: int32, the first tile of the block's first warp. slot_mapping None: keys and values of the step are not stored.
+        window, causal: for `span`.
         """
         head_dim, width = i32(k_cache.shape[3]), i32(qkv.shape[1])
         half, block_size = u32(head_dim * i32(16)), i32(k_cache.shape[1])
@@ -117,20 +120,32 @@ def tiles_with(mma: Any, pair: Any, span: Any = all_before, see: Any = visible) 
         while waiting or i32(tile * i32(_KEYS)) < keys:
             first = i32(tile * i32(_KEYS))
             begin, end = max(first, limit), min(i32(first + i32(_KEYS)), keys)
-            if begin < end:
+            block_begin = max(i32(block_tile * i32(_KEYS)), limit)
+            block_end = min(i32((block_tile + warps) * i32(_KEYS)), keys)
+            together = waiting and i32(block_end - block_begin) > i32(_ALONE) and warps > i32(1)
+            if together:  # many keys of this step: the warps of the block share them
+                wait_copies()
+                cuda.syncthreads()
+                to = u32(base - u32(warp * i32(2 * _VALUES)))
+                new_keys(
+                    to, k_cache, v_cache, qkv, k_gain, table, slot_mapping, width, token, i32((num_heads + kv_head) * head_dim),
+                    before, block_tile, i32(block_begin + warp) if warp < warps else block_end, block_end, warps, kv_head, stores,
+                    eps,
+                )  # fmt: skip
+            elif begin < end:
                 wait_copies()
                 warp_barrier()
                 new_keys(
-                    base, k_cache, v_cache, qkv, k_gain, table, width, token, i32((num_heads + kv_head) * head_dim), before,
-                    tile, begin, end, kv_head, entries if stores else i32(-1), eps,
+                    base, k_cache, v_cache, qkv, k_gain, table, slot_mapping, width, token, i32((num_heads + kv_head) * head_dim),
+                    before, tile, begin, end, i32(1), kv_head, stores, eps,
                 )  # fmt: skip
                 warp_barrier()
             if waiting:
                 waiting = False
-                # A warp that has had keys of this step to do leaves the queries to the others.
+                # A warp that has had keys of this step to do alone leaves the queries to the others.
                 who, among = warp, warps
-                fresh = i32((limit >> i32(4)) - rank * warps)
-                if limit < keys and fresh >= i32(0) and fresh < warps and warps > i32(1):
+                fresh = i32((limit >> i32(4)) - block_tile)
+                if not together and limit < keys and fresh >= i32(0) and fresh < warps and warps > i32(1):
                     among = i32(warps - i32(1))
                     who = i32(warp - fresh - i32(1))
                     if who < i32(0):
@@ -221,8 +236,6 @@ def tiles_with(mma: Any, pair: Any, span: Any = all_before, see: Any = visible) 
                 if i32(ahead * i32(_KEYS)) < keys:
                     at = u32(mine + u32(_VALUES))
                     fetch_tile_values(at, v_cache, block_tables, table_row, kv_head, ahead, entry, limit, page_share)
-                    if slot_mapping is not None:
-                        entries = entries_of(slot_mapping, token, before, ahead, max(i32(ahead * i32(_KEYS)), limit), keys)
                 else:
                     commit_copies()
             tile = i32(tile + places)

@@ -116,13 +116,3 @@ def loose_offset(cache, block_tables, table_row, kv_head, tile, row, limit, shar
     page = quotient(key, share)
     block = max(early_int(block_tables, i64(i32(table_row + page))), i32(0))
     return cache_offset(cache, i32(block * block_size + key - page * block_size), kv_head)
-
-
-@device_function
-def entries_of(slot_mapping, token, before, tile, begin, end):
-    """By lane: the entry of key `lane` of a tile where it is one of this step's, keys begin .. end; else -1."""
-    key = i32(tile * i32(_KEYS) + lane())
-    entry = i32(-1)
-    if key >= begin and key < end:
-        entry = early_int(slot_mapping, i64(i32(token + key - before)))
-    return entry

@@ -12,7 +12,7 @@ from typing import Any
 from kernels.attend_fold_gpu import PART_BYTES, STAT_BYTES, fold
 from kernels.attend_heads_gpu import VALUES
 from kernels.attend_keys_gpu import tiles_with
-from kernels.attend_pages_gpu import TILE_KEYS, entries_of, fetch_tile_keys, fetch_tile_values, inverse_of, quotient, tile_entry
+from kernels.attend_pages_gpu import TILE_KEYS, fetch_tile_keys, fetch_tile_values, inverse_of, quotient, tile_entry
 from kernels.lang import cuda, i32, i64, u32
 from kernels.lang_element import early_int
 from kernels.lang_mma import mma_bfloat16, mma_float16, pair_bfloat16, pair_float16, ring_address
@@ -64,19 +64,17 @@ def _step(mma: Any, pair: Any) -> Callable[..., Any]:
                     limit = before
                     if stored != i32(0):
                         limit = keys  # no early start behind who stored them: k_cache is read early
-                    entries = i32(-1)
                     if i32(place * i32(_KEYS)) < keys:
                         fetch_tile_keys(mine, k_cache, block_tables, table_row, kv_head, place, entry, limit, page_share)
                         values = u32(mine + u32(_VALUES))
                         fetch_tile_values(values, v_cache, block_tables, table_row, kv_head, place, entry, limit, page_share)
-                        entries = entries_of(slot_mapping, token, before, place, max(i32(place * i32(_KEYS)), limit), keys)
                     wait_for_launches()
                     let_next_launch_start()
                     if i32(rank * warps * i32(_KEYS)) < keys:
                         attend_tiles(
                             own, stat, query_base, k_cache, v_cache, qkv, q_gain, k_gain, table, block_tables, slot_mapping,
                             table_row, kv_head, num_heads, token, group, share, page_share, first_pair, pairs, before, limit, keys,
-                            eps, scale, i32(first_pair + pairs) == pair_count, warp, warps, rank, place, places, entries,
+                            eps, scale, i32(first_pair + pairs) == pair_count, warp, warps, i32(rank * warps), place, places,
                             ahead_entry, i32(0), i32(0),
                         )  # fmt: skip
                     cuda.syncthreads()

@@ -79,7 +79,7 @@ def _block(mma: Any, pair: Any) -> Callable[..., Any]:
                         attend_tiles(
                             own, stat, query_base, k_cache, v_cache, qkv, q_gain, k_gain, table, block_tables, None, table_row,
                             kv_head, num_heads, token, group, share, page_share, first_pair, pairs, before, before, keys, eps,
-                            scale, False, warp, warps, rank, first_tile, places, i32(-1), ahead_entry, window, causal,
+                            scale, False, warp, warps, i32(rank * warps + skipped), first_tile, places, ahead_entry, window, causal,
                         )  # fmt: skip
                     cuda.syncthreads()
                     cluster_barrier()

@@ -22,7 +22,7 @@ NUMPY = {"bfloat16": "uint16", "float16": "float16"}
         ("float16", True, 64, 16, 15, 2, 10, 1, 1),
         ("bfloat16", True, 128, 16, 37, 1, 4, 1, 1),
         ("float16", False, 128, 12, 30, 5, 4, 2, 1),
-        ("bfloat16", True, 64, 32, 45, 8, 2, 1, 2),
+        ("bfloat16", True, 64, 32, 12, 8, 2, 2, 1),
         ("bfloat16", True, 128, 16, 150, 2, 4, 4, 2),
     ],
     ids=str,
