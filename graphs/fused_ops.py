@@ -9,7 +9,7 @@ recorded for every step, this set is `numerics: batch_invariant`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from kernels.attend_step import MAX_HEAD_DIM
 from kernels.behind_product import EIGHT, add_squares, norm_swiglu
 from kernels.bias import add_bias
 from kernels.head import best_of_stripes, gather_norm, project_argmax
+from kernels.lang import Kernel
 from kernels.project import (
     embed_squares,
     norm_gate_up,
@@ -40,9 +41,6 @@ _BEHIND_THREADS = 64
 
 _LARGE_BYTES = 8 << 20
 """16-bit weights of a product from which a tile is sixteen weight rows: below, more blocks of eight fill the GPU better."""
-
-_WARPS = 3168
-"""Warps that a large product keeps busy, twenty-four on each multiprocessor of an H200."""
 
 _MOST_PARTS = (0, 9, 5)
 """Warps that share the columns of a tile at most, by slabs."""
@@ -64,36 +62,52 @@ class Layout:
         slabs: a tile is so many times eight weight rows.
         warps: of a block that multiply.
         grid: blocks of the launch.
+        spread: see kernels.lang.Kernel.
     """
 
     parts: int
     slabs: int
     warps: int
     grid: int
+    spread: bool = False
 
     @classmethod
     def of(cls, outputs: int, depth: int, *, slabs: int | None = None) -> Layout:
         """`outputs` rows of weights of `depth` columns; slabs None: by size.
 
-        As many warps share a tile as keep the GPU busy; those of a small product each have a chunk or two.
+        As many warps share a tile as a block has: together they read the longest runs of a row.
         """
         large = 2 * outputs * depth >= _LARGE_BYTES
         if slabs is None:
             slabs = 2 if large else 1
-        tiles, chunks = -(-outputs // (slabs * TILE_ROWS)), -(-depth // CHUNK)
-        parts = min(max(_WARPS // tiles, 1) if large else chunks, _MOST_PARTS[slabs], chunks)
-        return cls.sharing(outputs, slabs, -(-chunks // -(-chunks // parts)))
+        chunks = -(-depth // CHUNK)
+        parts = min(chunks, _MOST_PARTS[slabs])
+        return cls.sharing(outputs, slabs, -(-chunks // -(-chunks // parts)), spread=large)
 
     @classmethod
-    def sharing(cls, outputs: int, slabs: int, parts: int) -> Layout:
+    def sharing(cls, outputs: int, slabs: int, parts: int, *, spread: bool = False) -> Layout:
         """`parts` warps to a tile."""
         warps = parts * max(_WARPS_A_BLOCK // parts, 1)
         blocks = -(-outputs // (slabs * TILE_ROWS * (warps // parts)))
-        return cls(parts, slabs, warps, -(-blocks // -(-blocks // _BLOCKS)))
+        return cls(parts, slabs, warps, -(-blocks // -(-blocks // _BLOCKS)), spread)
+
+    def kernel(self, kernel: Kernel) -> Kernel:
+        """The kernel as this layout launches it."""
+        return _SPREAD[kernel] if self.spread else kernel
 
 
-LARGE_PARTS = (5, 4, 2, 1)
-"""Warps that share a tile of a large product, to choose from."""
+_SPREAD = {
+    kernel: replace(kernel, spread=True)
+    for kernel in (
+        norm_project,
+        norm_project_two,
+        norm_gate_up,
+        project_residual,
+        project_residual_two,
+        project_residual_tap,
+        project_residual_two_tap,
+    )
+}
 
 
 def layouts_of(name: str, outputs: int, depth: int) -> list[Layout]:
@@ -102,7 +116,9 @@ def layouts_of(name: str, outputs: int, depth: int) -> list[Layout]:
     usual = Layout.of(outputs, depth, slabs=2 if name == "gate_up" else None)
     if 2 * outputs * depth < _LARGE_BYTES:
         return [usual]
-    return [usual, *(Layout.sharing(outputs, 2, parts) for parts in LARGE_PARTS if parts != usual.parts)]
+    fewer = Layout.sharing(outputs, 2, max(usual.parts - 1, 1), spread=True)
+    at_once = replace(usual, grid=-(-outputs // (2 * TILE_ROWS)), spread=False)
+    return list(dict.fromkeys([usual, replace(usual, spread=False), fewer, at_once]))
 
 
 def stripes_of(vocab_size: int) -> int:
@@ -169,7 +185,7 @@ class FusedOps:
             threads = 32 * (layout.warps + 1)
             arguments = (qkv, *self._product_input(run), layer.qkv, eps, self._scaled(run), layout.parts, run.live)
             kernel = norm_project if layout.slabs == 1 else norm_project_two
-            run.launch.launch(kernel, layout.grid, threads, *arguments)
+            run.launch.launch(layout.kernel(kernel), layout.grid, threads, *arguments)
         if layer.qkv_bias is not None:
             run.launch.launch(add_bias, tokens, THREADS, qkv, layer.qkv_bias, run.live)
 
@@ -204,7 +220,7 @@ class FusedOps:
             layout.parts,
             run.live,
         )
-        run.launch.launch(norm_gate_up, layout.grid, threads, *arguments)
+        run.launch.launch(layout.kernel(norm_gate_up), layout.grid, threads, *arguments)
 
     def down(self, run: ForwardPass, layer: LayerArrays, norm: Array) -> None:
         """residual += scratch.activated @ down.T."""
@@ -244,11 +260,11 @@ class FusedOps:
             threads, last = 32 * layout.warps, (layout.parts, run.live)
             if tap is None:
                 kernel = project_residual if layout.slabs == 1 else project_residual_two
-                launch.launch(kernel, layout.grid, threads, *written, x, weight, norm, *last)
+                launch.launch(layout.kernel(kernel), layout.grid, threads, *written, x, weight, norm, *last)
             else:
                 kernel = project_residual_tap if layout.slabs == 1 else project_residual_two_tap
                 features = tap.features[:tokens]
-                launch.launch(kernel, layout.grid, threads, *written, features, x, weight, norm, tap.column, *last)
+                launch.launch(layout.kernel(kernel), layout.grid, threads, *written, features, x, weight, norm, tap.column, *last)
             if whole:
                 self._norm(run, norm)
             return

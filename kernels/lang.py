@@ -48,6 +48,7 @@ class Kernel:
         overlap: it waits for the launch before it on its own (kernels/lang_overlap.py), so a GPU may start it early.
         early: the parameters that it reads before that wait.
         cluster: blocks that work together; a GPU gets as many for each along the first axis of the grid, others get one.
+        spread: no multiprocessor of a GPU takes more of its blocks than an even share.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Kernel:
     overlap: bool = False
     early: frozenset[str] = frozenset()
     cluster: int = 1
+    spread: bool = False
 
     def __repr__(self) -> str:
         return f"Kernel({self.name})"
@@ -70,6 +72,7 @@ def kernel(
     overlap: bool = False,
     early: tuple[str, ...] = (),
     cluster: int = 1,
+    spread: bool = False,
 ) -> Callable[[_F], Kernel]:
     """Declare a kernel.
 
@@ -80,6 +83,8 @@ def kernel(
             for reads of `early`; checked against the PTX by tests/test_kernels_ptx.py.
         early: see `overlap`.
         cluster: see Kernel.
+        spread: see Kernel. For blocks of one length that fill the GPU once: started early, they would crowd where the launch before
+            ends first.
     """
     options = {} if SIMULATED or max_registers is None else {"max_registers": max_registers}
 
@@ -93,7 +98,7 @@ def kernel(
         if early and not overlap:
             raise TypeError(f"{func.__name__}: early = {sorted(early)} means nothing without overlap")
         jit = cuda.jit(func, **options)
-        return Kernel(func.__name__, func, params, frozenset(writes), jit, overlap, frozenset(early), cluster)
+        return Kernel(func.__name__, func, params, frozenset(writes), jit, overlap, frozenset(early), cluster, spread)
 
     return declare
 

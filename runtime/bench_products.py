@@ -71,7 +71,7 @@ class ProductTimes:
             cells.append(f"{which} {median:7.2f} us +-{spread:4.0%} {self.weight_bytes / median / 1e3:5.0f} GB/s")
         ratios = [f"{ratio:.2f}x {other}" for other in ("cublas", "torch") if (ratio := self.ratio(other)) is not None]
         shape = f"{self.product.depth}x{self.product.outputs}"
-        layout = f" ({self.layout.parts} warps a tile)" if self.layout else ""
+        layout = f" ({self.layout})" if self.layout else ""
         return f"{self.product.name:<8}{shape:<12} rows {self.rows} " + " | ".join(cells) + " | " + ", ".join(ratios) + layout
 
 
@@ -188,7 +188,7 @@ class ProductBench:
         def multiply(weight: Any, layout: Any) -> None:
             arguments = (self.out, self.x, squares, weight, 0.0, 0, layout.parts, self.live)
             kernel = norm_project if layout.slabs == 1 else norm_project_two
-            self.stream.launch(kernel, layout.grid, 32 * (layout.warps + 1), *arguments)
+            self.stream.launch(layout.kernel(kernel), layout.grid, 32 * (layout.warps + 1), *arguments)
 
         return multiply
 
@@ -198,7 +198,7 @@ class ProductBench:
 
         def multiply(weight: Any, layout: Any) -> None:
             arguments = (activated, self.x, squares, weight, 0.0, 0, layout.parts, self.live)
-            self.stream.launch(norm_gate_up, layout.grid, 32 * (layout.warps + 1), *arguments)
+            self.stream.launch(layout.kernel(norm_gate_up), layout.grid, 32 * (layout.warps + 1), *arguments)
 
         return multiply
 
@@ -210,7 +210,7 @@ class ProductBench:
         def multiply(weight: Any, layout: Any) -> None:
             arguments = (self.out, normed, squares, self.x, weight, gain, layout.parts, self.live)
             kernel = project_residual if layout.slabs == 1 else project_residual_two
-            self.stream.launch(kernel, layout.grid, 32 * layout.warps, *arguments)
+            self.stream.launch(layout.kernel(kernel), layout.grid, 32 * layout.warps, *arguments)
 
         return multiply
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from graphs import cublas
 from graphs.capture import copy_async, fill_async
-from graphs.direct_launch import DirectLaunch, Word, array_words
+from graphs.direct_launch import DirectLaunch, Word, array_words, even_share
 from graphs.launch import Array, Grid
 from kernels.lang import Kernel, float32, int32
 from kernels.lang_overlap import HOPPER
@@ -66,9 +66,7 @@ class CudaWork:
         return self.overlapping if self.overlapping is not None and may_start_early(self.early, before) else None
 
 
-def bind_launch(
-    stream: CudaStream, kernel: Kernel, grid: Grid, block: int, args: tuple[Array | int | float, ...]
-) -> CudaWork:
+def bind_launch(stream: CudaStream, kernel: Kernel, grid: Grid, block: int, args: tuple[Array | int | float, ...]) -> CudaWork:
     """Bind a kernel. Compiles and loads it if these types are new, so that a capture never compiles.
 
     Raises:
@@ -102,7 +100,8 @@ def bind_launch(
             types.append(int32 if whole else float32)
     function, (x, y, z) = stream.device.compile(kernel, tuple(types), block), (*_axes(grid), 1, 1)[:3]
     cluster = kernel.cluster if stream.device.facts.compute_capability >= HOPPER else 1
-    launch = DirectLaunch(function, (x * cluster, y, z), block, words, cluster, stream.pointer)
+    shared = even_share(function, x * cluster * y * z) if kernel.spread else 0
+    launch = DirectLaunch(function, (x * cluster, y, z), block, words, cluster, stream.pointer, shared)
     return CudaWork(
         f"launch {kernel.name}",
         partial(launch.issue, overlap=False),

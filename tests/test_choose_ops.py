@@ -28,7 +28,7 @@ from tests.test_bench_kernels import tiny
 
 KEY = {"device": "a GPU", "rows": [1, 8]}
 FIRST = {"down": 0, "gate_up": 0, "out": 0, "qkv": 0}
-MEASURED = Measured([1, 8], [10.0, 30.0], [20.0, 20.0], [5.0, 5.0], [4.0, 6.0], [FIRST | {"qkv": 2, "gate_up": 4}, FIRST])
+MEASURED = Measured([1, 8], [10.0, 30.0], [20.0, 20.0], [5.0, 5.0], [4.0, 6.0], [FIRST | {"qkv": 2, "gate_up": 3}, FIRST])
 SIZES = StepSizes(2, 7, 64, 16, 16, 1)
 
 

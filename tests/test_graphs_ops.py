@@ -192,10 +192,10 @@ def test_why_not_fused_names_the_size() -> None:
         (576, 576, None, Layout(9, 1, 9, 72)),
         (3072, 576, 2, Layout(5, 2, 5, 192)),
         (576, 1536, None, Layout(8, 1, 8, 72)),
-        (6144, 4096, None, Layout(5, 2, 5, 384)),  # Qwen3-8B
-        (4096, 4096, None, Layout(5, 2, 5, 256)),
-        (24576, 4096, 2, Layout(2, 2, 4, 384)),
-        (4096, 12288, None, Layout(5, 2, 5, 256)),
+        (6144, 4096, None, Layout(5, 2, 5, 384, spread=True)),  # Qwen3-8B
+        (4096, 4096, None, Layout(5, 2, 5, 256, spread=True)),
+        (24576, 4096, 2, Layout(5, 2, 5, 384, spread=True)),
+        (4096, 12288, None, Layout(5, 2, 5, 256, spread=True)),
         (128, 64, None, Layout(1, 1, 4, 4)),
     ],
 )
@@ -208,7 +208,9 @@ def test_large_products_have_layouts_to_choose_from() -> None:
     for name, outputs, depth in (("qkv", 6144, 4096), ("out", 4096, 4096), ("gate_up", 24576, 4096), ("down", 4096, 12288)):
         known = layouts_of(name, outputs, depth)
         assert known[0] == Layout.of(outputs, depth)
-        assert sorted(layout.parts for layout in known) == [1, 2, 4, 5]
+        assert known[0].spread
+        assert [(layout.parts, layout.spread) for layout in known[:3]] == [(5, True), (5, False), (4, True)]
+        assert len(known) == len(set(known)) == (4 if name == "gate_up" else 3)
     assert layouts_of("gate_up", 3072, 576) == [Layout(5, 2, 5, 192)]
     assert layouts_of("down", 576, 1536) == [Layout(8, 1, 8, 72)]
 

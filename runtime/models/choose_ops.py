@@ -1,9 +1,10 @@
 """Which set of operations, and which form of each of its products, records a step of so many rows: measured on the GPU that is
 there, once, and remembered.
 
-The layers of the model itself are run, as many as outgrow L2, in graphs that take turns; attention, which the sets share, is left
-out. What was measured is kept in the user's cache folder under GPU, driver, shape, type and sources: a second start with the same
-takes the same sets, and so do two processes that share the folder.
+The layers of the model itself are run, as many as outgrow L2, in graphs that take turns: one product in each of its forms, the
+others as they are best so far, because what a launch costs depends on its neighbours too. What was measured is kept in the user's
+cache folder under GPU, driver, shape, type and sources: a second start with the same takes the same sets, and so do two processes
+that share the folder.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _BYTES = 400_000_000
 
 @dataclass(frozen=True)
 class Measured:
-    """Microseconds of all measured layers without attention, and of the head with its argmax, by set, in the order of `rows`; and
+    """Microseconds of all measured layers, and of the head with its argmax, by set, in the order of `rows`; and
     which of its forms (`forms_of`) each product was fastest in."""
 
     rows: list[int]
@@ -164,8 +165,8 @@ class OpsChooser:
         rows = self._rows()
         for count in rows:
             run = self._pass(stream, count, borrowed)
-            places: dict[str, int] = {}
-            for name in PRODUCTS:  # qkv is the last: what it costs shows behind down too
+            places = dict.fromkeys(PRODUCTS, 0)
+            for name in PRODUCTS:
                 places[name] = self._fastest_form(run, fused, name, places)
             layouts.append(places)
             own = laid_out(fused, self.model.layers[0], places)
@@ -183,7 +184,7 @@ class OpsChooser:
         return Measured(rows, **found, layouts=layouts)
 
     def _pass(self, stream: Any, rows: int, borrowed: list[Any]) -> ForwardPass:
-        """A step of so many rows, all of them live; what only attention and embedding read is left out."""
+        """A step of one request with so many rows, all of them live, at the beginning of its sequence."""
 
         def integers(name: str, values: Any) -> Any:
             array = self.device.array(f"choose_ops.{name}.{rows}", np.shape(values), np.int32)
@@ -191,42 +192,36 @@ class OpsChooser:
             borrowed.append(array)
             return array
 
+        blocks, block_size = self.model.layers[0].k_cache.shape[:2]
+        entries = np.arange(rows) % (blocks * block_size)
         live, indices = integers("live", [rows, 1, rows]), integers("indices", np.arange(rows))
-        inputs = StepInputs(live, indices, indices, indices, indices, indices)
-        step = StepArrays(**(dict.fromkeys(StepArrays.__dataclass_fields__, indices) | {"inputs": inputs}))
-        state = SlotState(**dict.fromkeys(SlotState.__dataclass_fields__, indices))
+        requests, starts = integers("requests", [0]), integers("starts", [0, rows])
+        inputs = StepInputs(live, requests, starts, starts, requests, requests, query_len=rows)
+        known = {"inputs": inputs, "slot_mapping": integers("slot_mapping", entries)}
+        step = StepArrays(**(dict.fromkeys(StepArrays.__dataclass_fields__, indices) | known))
+        tables = integers("block_tables", np.arange(-(-rows // block_size))[None] % blocks)
+        state = SlotState(**(dict.fromkeys(SlotState.__dataclass_fields__, indices) | {"block_tables": tables}))
         return ForwardPass(stream, self.model, self.scratch, state, step, rows)
 
-    def _measured_layers(self, *names: str) -> Sequence[LayerArrays]:
-        """As many layers as outgrow L2 with these products, and more than a graph's own launch shows in."""
+    def _measured_layers(self) -> Sequence[LayerArrays]:
+        """As many layers as outgrow L2, and more than a graph's own launch shows in."""
         layers = self.model.layers
-        layer_bytes = sum(getattr(layers[0], name).nbytes for name in names)
+        layer_bytes = sum(getattr(layers[0], name).nbytes for name in PRODUCTS)
         return layers[: max(_FEWEST_LAYERS, -(-_BYTES // layer_bytes))]
 
     def _fastest_form(self, run: ForwardPass, fused: FusedOps, name: str, places: dict[str, int]) -> int:
-        """Place of the fastest among the forms of a product, with all that belongs to it. places: of the others, where known."""
+        """Place of the fastest among the forms of a product, between the others in the forms of `places`."""
         records: dict[str, Callable[[], None]] = {}
         for place in range(len(forms_of(self.model.layers[0], name))):
             ops = laid_out(fused, self.model.layers[0], places | {name: place})
-            records[f"{name} {place}"] = lambda ops=ops: self._products(run, ops, name)  # type: ignore[misc]
+            records[f"{name} {place}"] = lambda ops=ops: self._layers(run, ops)  # type: ignore[misc]
         times = list(measure_in_turn(self.device, run.launch, records).values())
         return times.index(min(times))
 
-    def _products(self, run: ForwardPass, ops: FusedOps, name: str) -> None:
-        if name == "qkv":
-            self._layers(run, ops)
-            return
-        for layer in self._measured_layers(name):
-            if name == "out":
-                ops.attention_output(run, layer, layer.post_norm)
-            elif name == "gate_up":
-                ops.gate_up(run, layer)
-            else:
-                ops.down(run, layer, layer.input_norm)
-
     def _layers(self, run: ForwardPass, ops: Ops) -> None:
-        for layer in self._measured_layers(*PRODUCTS):
+        for layer in self._measured_layers():
             ops.attention_inputs(run, layer)
+            ops.attention(run, layer)
             ops.attention_output(run, layer, layer.post_norm)
             ops.feed_forward(run, layer, layer.input_norm)
 
