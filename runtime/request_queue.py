@@ -74,6 +74,11 @@ class RequestQueue:
         )
         return admission, [BlockWrite(slot, column, block) for column, block in new_blocks]
 
+    def extend(self, request: Request, coverage: int) -> list[BlockWrite]:
+        """Blocks for `coverage` positions of a running request."""
+        assert request.slot is not None
+        return [BlockWrite(request.slot, column, block) for column, block in self.blocks.extend(request.request_id, coverage)]
+
     def preempt_latest(self) -> None:
         """Recompute later: blocks and slot are free at once, also for rows of the step that is being planned.
 

@@ -14,9 +14,8 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
-from runtime.batch import QueryRow, SlotPool, order_rows, uniform_query_length
+from runtime.batch import SlotPool
 from runtime.draft_lengths import DraftLengths, FixedLength
 from runtime.errors import CapacityError
 from runtime.kv_cache import BlockAllocator
@@ -25,10 +24,7 @@ from runtime.plan import (
     NOT_FINISHED,
     STOPPED_BY_LENGTH,
     STOPPED_BY_TOKEN,
-    Admission,
-    BlockWrite,
     FinishReason,
-    ScheduledRow,
     StepPlan,
     StepResult,
     TokenUpdate,
@@ -36,22 +32,11 @@ from runtime.plan import (
 from runtime.request import Request, RequestState
 from runtime.request_queue import RequestQueue
 from runtime.scheduler_limits import SchedulerCounters, SchedulerLimits
+from runtime.step_draft import RowReach, StepDraft
 
 logger = logging.getLogger(__name__)
 
 _FINISH_REASONS: dict[int, FinishReason] = {STOPPED_BY_TOKEN: "stop", STOPPED_BY_LENGTH: "length"}
-
-
-@dataclass
-class _Draft:
-    """A step while it is being filled."""
-
-    budget: int
-    num_drafts: int  # k of its decode rows
-    rows: list[ScheduledRow] = field(default_factory=list)
-    states: list[QueryRow] = field(default_factory=list)  # of the rows, which dispatch decides by
-    admissions: list[Admission] = field(default_factory=list)
-    block_writes: list[BlockWrite] = field(default_factory=list)
 
 
 class Scheduler:
@@ -76,6 +61,7 @@ class Scheduler:
         self.max_model_len = min(limits.max_model_len, blocks.num_positions)
         self.counters = SchedulerCounters()
         self.acceptance = AcceptanceStats(limits.num_speculative_tokens, limits.synthetic_acceptance)
+        self._reach = RowReach(limits, self.max_model_len)
         self._queue = RequestQueue(self.slots, blocks, replay=limits.replay)
         self._clock = clock
         self._in_flight: deque[StepPlan] = deque()
@@ -104,7 +90,7 @@ class Scheduler:
                 f"num_blocks = {self.blocks.num_blocks}; shorten the prompt or raise num_blocks"
             )
         self._queue.add(request, self.limits.num_speculative_tokens, self.limits.synthetic_acceptance)
-        request.max_total_len = self._max_total_len(request)
+        request.max_total_len = self._reach.max_total_len(request)
 
     def cancel(self, request_id: str) -> bool:
         """End a request in any state. False when it has ended before: a cancel may cross its last token."""
@@ -139,18 +125,18 @@ class Scheduler:
 
         With no step in flight and a request unfinished there is always a plan.
         """
-        draft = _Draft(self.limits.max_num_batched_tokens, self._next_num_drafts)
+        draft = StepDraft(self.limits.max_num_batched_tokens, self._next_num_drafts, self._reach)
         # A running request that lacks a block must not see it go to one that arrived later.
         if self._schedule_running(draft):
             self._admit_waiting(draft)
         if not draft.rows:
             return None
         self._next_num_drafts = self.lengths.choose(len(draft.rows))
-        plan = self._seal(draft)
+        plan = draft.seal(next(self._steps), proposes=self._next_num_drafts > 0)
         self._in_flight.append(plan)
         return plan
 
-    def _schedule_running(self, draft: _Draft) -> bool:
+    def _schedule_running(self, draft: StepDraft) -> bool:
         """Rows of running requests by arrival. False when blocks ran out, whether a preemption helped or not."""
         enough_blocks = True
         for request in tuple(self._queue.running):
@@ -159,24 +145,24 @@ class Scheduler:
             # Each sampling frame in flight yields a token or ends the request: this one is over when they return.
             if request.min_total_len >= request.max_total_len:
                 continue
-            num_tokens = self._num_tokens(request, draft)
+            num_tokens = draft.num_tokens(request)
             # A decode row is 1 + k tokens or none. Trimming its drafts would break the uniform step for the whole
             # batch; a request that skips a step keeps its drafts on the device.
             if num_tokens == 0:
                 continue
             # Prefill rows were covered when they were admitted.
             if not request.is_prefilling:
-                coverage = self._decode_coverage(request, draft.num_drafts)
+                coverage = self._reach.decode_coverage(request, draft.num_drafts)
                 if not self.blocks.covers(request.request_id, coverage):
                     if not self.blocks.can_cover(request.request_id, coverage):
                         enough_blocks = False
                         if not self._make_room(request, coverage):
                             break
-                    self._extend(request, coverage, draft)
-            self._add_row(request, num_tokens, draft)
+                    draft.block_writes += self._queue.extend(request, coverage)
+            draft.add(request, num_tokens)
         return enough_blocks
 
-    def _admit_waiting(self, draft: _Draft) -> None:
+    def _admit_waiting(self, draft: StepDraft) -> None:
         while self._queue.waiting and draft.budget > 0 and self.slots.num_free > 0:
             request = self._queue.waiting[0]
             # The whole prefill and the first decode row, though perhaps only a chunk runs now: a prompt is not
@@ -187,34 +173,7 @@ class Scheduler:
             admission, block_writes = self._queue.admit(coverage, request.max_total_len)
             draft.admissions.append(admission)
             draft.block_writes += block_writes
-            self._add_row(request, self._num_tokens(request, draft), draft)
-
-    def _num_tokens(self, request: Request, draft: _Draft) -> int:
-        if request.is_prefilling:
-            return min(request.prefill_len - request.num_scheduled, draft.budget)
-        return 1 + draft.num_drafts if 1 + draft.num_drafts <= draft.budget else 0
-
-    def _max_total_len(self, request: Request) -> int:
-        return min(len(request.prompt_token_ids) + request.params.max_tokens, self.max_model_len)
-
-    def _start_upper(self, request: Request) -> int:
-        """Upper bound of the position at which the next row begins; exact while prefilling.
-
-        A decode row begins at its total length - 1 and the total never passes max_total_len, whatever is in flight.
-        """
-        return min(request.num_scheduled, request.max_total_len - 1)
-
-    def _decode_coverage(self, request: Request, num_drafts: int) -> int:
-        """Positions that the block table must reach before a decode row with `num_drafts` = k drafts may be launched.
-
-        Let s be the upper bound of the row's first position; it counts 1 + k for each frame in flight, of which the
-        host has seen nothing. The verify row writes s .. s + k. The proposer that runs behind it in the same step
-        begins at most at s + k + 1 (all accepted) and writes an anchor and the most drafts that a step verifies from
-        there, through the same table when it keeps K/V of its own. That makes s + 2 (1 + k) where k never changes, or
-        s + 1 without drafts. The device writes nothing at or past max_model_len.
-        """
-        reach = 1 + num_drafts + self.limits.query_len if self.limits.num_speculative_tokens else 1
-        return min(self._start_upper(request) + reach, self.max_model_len)
+            draft.add(request, draft.num_tokens(request))
 
     def _make_room(self, request: Request, coverage: int) -> bool:
         """Preempt later requests, the latest first, until the pool can cover this one. False when none is left.
@@ -229,42 +188,6 @@ class Scheduler:
             self._queue.preempt_latest()
             self.counters.preemptions += 1
         return True
-
-    def _extend(self, request: Request, coverage: int, draft: _Draft) -> None:
-        assert request.slot is not None
-        for column, block in self.blocks.extend(request.request_id, coverage):
-            draft.block_writes.append(BlockWrite(request.slot, column, block))
-
-    def _add_row(self, request: Request, num_tokens: int, draft: _Draft) -> None:
-        assert request.slot is not None
-        is_prefilling = request.is_prefilling
-        row = ScheduledRow(
-            request_id=request.request_id,
-            epoch=request.epoch,
-            slot=request.slot,
-            num_tokens=num_tokens,
-            num_drafts=0 if is_prefilling else draft.num_drafts,
-            is_prefilling=is_prefilling,
-            samples=not is_prefilling or request.num_scheduled + num_tokens == request.prefill_len,
-            start_upper=self._start_upper(request),
-        )
-        request.launch(row)
-        draft.budget -= num_tokens
-        draft.rows.append(row)
-        draft.states.append(QueryRow(row.start_upper, request.prefill_len, num_tokens))
-
-    def _seal(self, draft: _Draft) -> StepPlan:
-        query_len = 1 + draft.num_drafts
-        rows = order_rows(draft.rows, query_len, lambda row: row)
-        return StepPlan(
-            step=next(self._steps),
-            rows=tuple(rows),
-            admissions=tuple(draft.admissions),
-            block_writes=tuple(draft.block_writes),
-            num_tokens=sum(row.num_tokens for row in rows),
-            query_len=uniform_query_length(draft.states, query_len),
-            proposes=self._next_num_drafts > 0,
-        )
 
     def update(self, plan: StepPlan, result: StepResult) -> list[TokenUpdate]:
         """Apply the result of the oldest step in flight; returns what each request gained, in row order.

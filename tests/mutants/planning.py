@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutation import mutation
 
 _SCHEDULER, _REQUEST, _QUEUE, _BATCH = "runtime/scheduler.py", "runtime/request.py", "runtime/request_queue.py", "runtime/batch.py"
+_DRAFT = "runtime/step_draft.py"
 _SCHEDULER_TESTS = "tests/test_runtime_scheduler.py::test_"
 _ANY = "AssertionError|assert |RuntimeError|CapacityError|ValueError|KeyError"
 
@@ -99,8 +100,8 @@ MUTATIONS = (
     mutation(
         "table-covers-this-row-only",
         "B38",
-        _SCHEDULER,
-        "reach = 1 + num_drafts + self.limits.query_len if",
+        _DRAFT,
+        "reach = 1 + num_drafts + self._limits.query_len if",
         "reach = 1 + num_drafts if",
         test=_SCHEDULER_TESTS + "b38_tables_reach_what_the_device_can_write_one_round_ahead",
         text="a block boundary must be crossed by the drafter, one round ahead of the host",
@@ -108,16 +109,16 @@ MUTATIONS = (
     mutation(
         "table-one-position-short",
         "B38",
-        _SCHEDULER,
-        "return min(self._start_upper(request) + reach, self.max_model_len)",
-        "return min(self._start_upper(request) + reach - 1, self.max_model_len)",
+        _DRAFT,
+        "return min(self.start_upper(request) + reach, self._max_model_len)",
+        "return min(self.start_upper(request) + reach - 1, self._max_model_len)",
         test=_SCHEDULER_TESTS + "b38_tables_reach_what_the_device_can_write_one_round_ahead",
         text="only the last position in front of a block boundary is hit",
     ),
     mutation(
         "start-beyond-the-limit",
         "B37",
-        _SCHEDULER,
+        _DRAFT,
         "return min(request.num_scheduled, request.max_total_len - 1)",
         "return request.num_scheduled",
         test="tests/test_hazards.py::test_rows_never_start_beyond_the_last_position",
@@ -126,9 +127,9 @@ MUTATIONS = (
     mutation(
         "drafts-trimmed-for-want-of-budget",
         "B40",
-        _SCHEDULER,
-        "return 1 + draft.num_drafts if 1 + draft.num_drafts <= draft.budget else 0",
-        "return min(1 + draft.num_drafts, draft.budget)",
+        _DRAFT,
+        "return 1 + self.num_drafts if 1 + self.num_drafts <= self.budget else 0",
+        "return min(1 + self.num_drafts, self.budget)",
         test=_SCHEDULER_TESTS + "b2_a_request_skipped_for_want_of_budget_keeps_its_drafts",
         expects=_ANY,
         text="the step falls out of the uniform graphs: slower, not wrong",
@@ -155,9 +156,9 @@ MUTATIONS = (
     mutation(
         "length-beyond-the-pool",
         "B37",
-        _SCHEDULER,
-        "return min(len(request.prompt_token_ids) + request.params.max_tokens, self.max_model_len)",
-        "return min(len(request.prompt_token_ids) + request.params.max_tokens, self.limits.max_model_len)",
+        _DRAFT,
+        "return min(len(request.prompt_token_ids) + request.params.max_tokens, self._max_model_len)",
+        "return min(len(request.prompt_token_ids) + request.params.max_tokens, self._limits.max_model_len)",
         test=_SCHEDULER_TESTS + "a_request_larger_than_the_pool_ends_with_length_at_its_last_position",
         expects=_ANY,
         text="ends somewhere else with speculation than without",
@@ -213,9 +214,9 @@ MUTATIONS = (
     mutation(
         "prefill-chunk-with-drafts",
         "B42",
-        _SCHEDULER,
-        "num_drafts=0 if is_prefilling else draft.num_drafts,",
-        "num_drafts=min(num_tokens - 1, draft.num_drafts),",
+        _DRAFT,
+        "num_drafts=0 if is_prefilling else self.num_drafts,",
+        "num_drafts=min(num_tokens - 1, self.num_drafts),",
         test=_SCHEDULER_TESTS + "b13_prompts_with_the_shape_of_decode_rows_prefill",
         text="stale drafts are verified against prompt rows: rejected, and the state is one chunk off",
     ),
@@ -223,8 +224,8 @@ MUTATIONS = (
         "drafts-verified-that-were-never-asked-for",
         "B40",
         _SCHEDULER,
-        "proposes=self._next_num_drafts > 0,",
-        "proposes=draft.num_drafts > 0,",
+        "proposes=self._next_num_drafts > 0)",
+        "proposes=draft.num_drafts > 0)",
         test="tests/test_draft_lengths.py::test_a_drafter_that_paused_goes_on_as_if_it_had_not",
         expects=_ANY,
         text="the step behind a pause verifies empty drafts: slower, not wrong",
