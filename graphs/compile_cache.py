@@ -41,10 +41,17 @@ def kernel_cache_dir() -> Path:
     return Path(base) / "kernels" / _digest()
 
 
+_lost: list[str] = []  # why nothing more is kept, once something could not be
+
+
+def give_up(error: OSError) -> None:
+    """What was compiled could not be kept, as on a full disk: from now on nothing is, with a warning."""
+    _lost.append(error.strerror or str(error))
+    logger.warning("kernel cache %s: %s: kernels are compiled anew by every process", kernel_cache_dir(), _lost[-1])
+
+
 @cache
-def writable_cache_dir() -> Path | None:
-    """`kernel_cache_dir()`, or None, with a warning, where it cannot be written: Numba would then cache beside the sources, under
-    names that do not change with the device functions that a kernel calls."""
+def _writable() -> Path | None:
     folder = kernel_cache_dir()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,6 +60,12 @@ def writable_cache_dir() -> Path | None:
     except OSError as error:
         logger.warning("kernel cache %s cannot be written (%s): kernels are compiled anew by every process", folder, error.strerror)
         return None
+
+
+def writable_cache_dir() -> Path | None:
+    """`kernel_cache_dir()`, or None, with a warning, where it cannot be written: Numba would then cache beside the sources, under
+    names that do not change with the device functions that a kernel calls."""
+    return None if _lost else _writable()
 
 
 class cache_at:  # noqa: N801 - reads as a statement

@@ -15,7 +15,7 @@ import numba
 import numpy as np
 from numba import njit
 
-from graphs.compile_cache import cache_at, writable_cache_dir
+from graphs.compile_cache import cache_at, give_up, writable_cache_dir
 from graphs.executor import Bound, KernelArgument, twin
 from graphs.launch import Grid
 from kernels.lang import Kernel
@@ -103,9 +103,16 @@ class CpuExecutor:
         self._compiled: dict[FunctionType, Any] = {}
 
     def bind(self, kernel: Kernel, grid: Grid, block: int, args: tuple[KernelArgument, ...]) -> Bound:
-        compiled = self._compile(kernel.py_func)
         args = tuple(_as_bits(arg) for arg in args)
-        compiled.compile(tuple(numba.typeof(arg) for arg in args))
+        types = tuple(numba.typeof(arg) for arg in args)
+        compiled = self._compile(kernel.py_func)
+        try:
+            compiled.compile(types)
+        except OSError as error:
+            give_up(error)
+            self._compiled.clear()
+            compiled = self._compile(kernel.py_func)
+            compiled.compile(types)
 
         def call() -> None:
             compiled(*args)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import threadpoolctl
 from numba import njit, prange
 
-from graphs.compile_cache import cache_at, writable_cache_dir
+from graphs.compile_cache import cache_at, give_up, writable_cache_dir
 
 FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
 
@@ -74,7 +74,13 @@ def use_threads(count: int) -> None:
 def prepare(out: Float32s, x: Float32s, weight: Float32s) -> None:
     """Compile for the types of these arrays, so that no step waits for it."""
     if x.shape[0] >= FEW_ROWS.start:
-        _compiled().compile(tuple(numba.typeof(array) for array in (out, x, weight)))
+        types = tuple(numba.typeof(array) for array in (out, x, weight))
+        try:
+            _compiled().compile(types)
+        except OSError as error:
+            give_up(error)
+            _compiled.cache_clear()
+            _compiled().compile(types)
 
 
 def multiply(out: Float32s, x: Float32s, weight: Float32s) -> None:

@@ -24,6 +24,10 @@ def exit_code_of(app: Callable[..., Any], arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
+    except OSError as error:
+        print(f"error: cannot write the output: {error.strerror or error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return USER_ERROR
     except Exception as error:
         # Typer brings the exceptions of Click under one name or the other, as its version has it.
         if not hasattr(error, "format_message"):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import NoReturn
 
+import numpy as np
 import pytest
 
+from graphs import compile_cache
 from graphs.compile_cache import kernel_cache_dir
+from graphs.cpu_executor import CpuExecutor
+from kernels.lang import block_sum, cuda, f32, kernel
 
 
 def test_sources_that_change_while_a_process_runs_do_not_rename_what_it_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,3 +29,33 @@ def test_sources_that_change_while_a_process_runs_do_not_rename_what_it_compiles
 def test_the_place_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DRAFTGRAPH_CACHE", str(tmp_path))
     assert kernel_cache_dir().parent == tmp_path / "kernels"
+
+
+@kernel(writes=("out",))
+def _sums(out, x):
+    scratch = cuda.shared.array(1, f32)
+    out[0] = block_sum(x[0], scratch)
+
+
+def test_a_full_disk_costs_a_warning_and_not_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Numba has compiled when it fails to keep the code: a device function first, then the kernel that calls it."""
+
+    def full(*args: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setenv("DRAFTGRAPH_CACHE", str(tmp_path))
+    monkeypatch.setattr(compile_cache, "_lost", [])
+    monkeypatch.setattr("numba.core.caching.Cache.save_overload", full)
+    compile_cache._writable.cache_clear()
+    try:
+        out = np.zeros(1, np.float32)
+        executor = CpuExecutor()
+        for _ in range(2):
+            executor.bind(_sums, 1, 1, (out, np.full(1, 7, np.float32)))()
+    finally:
+        compile_cache._writable.cache_clear()
+    assert out.tolist() == [7]
+    (record,) = caplog.records
+    assert "No space left on device: kernels are compiled anew by every process" in record.getMessage()

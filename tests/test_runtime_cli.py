@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 
 from runtime.cli import app
 from runtime.cli_session import exits
+from runtime.cli_usage import exit_code_of
 from runtime.metrics import AcceptanceStats
 from runtime.report import RequestOutput, RunRecord, StreamEvent, render_info, stats_line, totals
 from runtime.sampling import SamplingParams
@@ -394,6 +395,13 @@ def test_an_interrupt_that_comes_back_as_another_error(capsys: pytest.CaptureFix
     assert getattr(caught.value, "exit_code", None) == code
     assert capsys.readouterr().err == ("interrupted\n" if pressed else "")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_help_to_a_full_disk_is_a_message(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert exit_code_of(app, ["--help"]) == 2
+        assert capfd.readouterr().err == "error: cannot write the output: No space left on device\n"
 
 
 def test_memory_that_is_not_there_is_a_message(capsys: pytest.CaptureFixture[str]) -> None:
