@@ -16,6 +16,7 @@ ROW_THREADS = 32
 THREADS = 256
 SEARCH_THREADS = 1024
 RANK_THREADS = 512
+ADJUST_BLOCKS = 640
 FILTER_BLOCKS = 600
 STRIPE_COLUMNS = 4096
 
@@ -48,9 +49,11 @@ def record_processing(
     slots, places = scratch.slot_of_row[:num_logits], scratch.local_position[:num_logits]
     rows = inputs.idx_mapping[:num_requests], inputs.cu_num_logits[: num_requests + 1], inputs.num_requests
     launch.launch(expand_rows, 1, ROW_THREADS, slots, places, *rows)
+    # A block costs as much as a stripe of its own: those of many rows take several each.
+    blocks = min(best.shape[0], max(1, ADJUST_BLOCKS // num_logits))
     launch.launch(
         adjust_logits,
-        (num_logits, best.shape[0]),
+        (num_logits, blocks),
         THREADS,
         processed,
         best,

@@ -18,11 +18,14 @@ from kernels.sample import pick_rows, race_stripes
 
 Verification = Literal["standard", "block"]
 
-FEWEST_TILES, MOST_TILES = 2, 8
-"""Tiles of the vocabulary that one block goes over: more of them prune more, fewer of them fill a GPU at few rows."""
+FEWEST_TILES, MOST_TILES = 2, 16
+"""Tiles of the vocabulary that one block goes over: a block costs as much as several tiles, but few blocks leave a GPU idle."""
 
-BLOCKS = 600
-"""That many fill a GPU."""
+SUM_TILES = 8
+"""The same, of a sum: always as many, because a sum depends on them in its last bits, and a draft on the sum."""
+
+RACE_BLOCKS, RESIDUAL_BLOCKS, SUM_BLOCKS = 600, 300, 640
+"""That many fill a GPU, once."""
 
 ROW_THREADS = 32
 RACE_THREADS = 256
@@ -34,10 +37,10 @@ def stripes_of(vocab_size: int, tiles: int = FEWEST_TILES) -> int:
     return -(-vocab_size // (TILE * tiles))
 
 
-def tiles_for(rows: int, vocab_size: int) -> int:
-    """Tiles of a stripe for a race of `rows` rows. No result depends on it."""
+def tiles_for(rows: int, vocab_size: int, blocks: int) -> int:
+    """Tiles of a stripe for a race of `rows` rows in about so many blocks. No result depends on it."""
     tiles = MOST_TILES
-    while tiles > FEWEST_TILES and rows * stripes_of(vocab_size, tiles) < BLOCKS:
+    while tiles > FEWEST_TILES and rows * stripes_of(vocab_size, tiles) < blocks:
         tiles //= 2
     return tiles
 
@@ -90,7 +93,7 @@ class Sampler:
         """Record logits -> the target's own token of each logits row, int32 [J]."""
         scratch, live = self.scratch, step.inputs.num_logits
         self._record_processing(launch, key, state, step, num_logits)
-        tiles = tiles_for(num_logits, self._vocab_size)
+        tiles = tiles_for(num_logits, self._vocab_size, RACE_BLOCKS)
         stripes = stripes_of(self._vocab_size, tiles)
         best = scratch.best_score[:stripes], scratch.best_column[:stripes]
         launch.launch(
@@ -121,10 +124,10 @@ class Sampler:
         processed, threshold, indices = scratch.processed[:num_logits], scratch.filters.threshold, step.logits_indices
         idx_mapping, cu_num_logits = inputs.idx_mapping[:rows], inputs.cu_num_logits[: rows + 1]
         self._record_processing(launch, key, state, step, num_logits)
-        # The same stripes for any number of rows: a sum depends on them in its last bits, and a draft on the sum.
-        stripes, width = stripes_of(self._vocab_size, MOST_TILES), TILE * MOST_TILES
+        stripes, width = stripes_of(self._vocab_size, SUM_TILES), TILE * SUM_TILES
         sums = (verified.stripe_max, verified.stripe_sum, verified.stripe_column)
-        launch.launch(sum_stripes, (num_logits, stripes), SUM_THREADS, *sums, processed, threshold, width, inputs.num_logits)
+        grid = num_logits, min(stripes, max(1, SUM_BLOCKS // num_logits))
+        launch.launch(sum_stripes, grid, SUM_THREADS, *sums, processed, threshold, width, inputs.num_logits)
         of_rows = (verified.log_sum, scratch.picks, scratch.degenerate, verified.uniforms)
         where = (sampling.seed, step.token_slot, step.positions, indices, scratch.local_position, inputs.num_logits)
         launch.launch(sum_rows, num_logits, ROW_THREADS, *of_rows, *sums, *where)
@@ -151,7 +154,7 @@ class Sampler:
             self._verification,
             inputs.num_requests,
         )
-        tiles = tiles_for(rows, self._vocab_size)
+        tiles = tiles_for(rows, self._vocab_size, RESIDUAL_BLOCKS)
         stripes = stripes_of(self._vocab_size, tiles)
         best = scratch.best_score[:stripes], scratch.best_column[:stripes]
         launch.launch(

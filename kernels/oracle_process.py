@@ -242,7 +242,7 @@ def count_logits(
             for bucket, logit in zip(buckets, processed[row], strict=True):
                 if bucket >= 0:
                     result[row, 0, bucket] += 1
-                if 0 <= bucket < BUCKETS - 1:
+                if 0 <= bucket < BUCKETS - 1 and top_p[slot] < 1:
                     beyond = (float(largest) - float(logit)) - bucket / 64
                     result[row, 1, bucket] += round(-np.expm1(-beyond) * 2**19)
     return result

@@ -7,6 +7,7 @@ from kernels.block_reduce import block_largest
 from kernels.lang import MAX_THREADS, NEG_INF, cuda, device_function, f32, float_of_bits, i32, kernel, u64
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.penalties import penalised
+from kernels.project import ceil_div
 
 _LARGEST = f32(1e30)
 _LOWEST = i32(-2147483648)
@@ -68,9 +69,10 @@ def _scale(processed, logits, row, begin, end, divisor):
     """processed = logits / divisor, and the float_order of this thread's largest. The common case: nothing else is asked for."""
     step = i32(cuda.blockDim.x)
     first = i32(begin + i32(cuda.threadIdx.x))
-    whole = end - i32(_AT_ONCE - 1) * step
+    count = ceil_div(max(end - first, i32(0)), step)
     order = i32(_LOWEST)
-    for i in range(first, whole, _AT_ONCE * step):
+    for nth in range(count >> i32(2)):
+        i = first + i32(nth) * i32(_AT_ONCE) * step
         v0 = logits[row, u64(i)]
         v1 = logits[row, u64(i + step)]
         v2 = logits[row, u64(i + i32(2) * step)]
@@ -81,17 +83,15 @@ def _scale(processed, logits, row, begin, end, divisor):
         processed[row, u64(i + i32(2) * step)] = v2
         processed[row, u64(i + i32(3) * step)] = v3
         order = max(order, max(max(float_order(v0), float_order(v1)), max(float_order(v2), float_order(v3))))
-    rest = first
-    if whole > first:
-        rest += (whole - first + i32(_AT_ONCE) * step - i32(1)) // (i32(_AT_ONCE) * step) * (i32(_AT_ONCE) * step)
-    for i in range(rest, end, step):
+    for nth in range(count & i32(-_AT_ONCE), count):
+        i = first + i32(nth) * step
         value = finite(logits[row, u64(i)] / divisor)
         processed[row, u64(i)] = value
         order = max(order, float_order(value))
     return order
 
 
-@kernel(writes=("processed", "best"), overlap=True)
+@kernel(writes=("processed", "best"), overlap=True, max_registers=40)
 def adjust_logits(
     processed,
     best,
@@ -145,7 +145,7 @@ def adjust_logits(
     threads = i32(cuda.blockDim.x)
     vocab = i32(processed.shape[1])
     stripes = i32(best.shape[0])
-    width = i32((vocab + stripes - i32(1)) // stripes)
+    width = ceil_div(vocab, stripes)
     for row in range(cuda.blockIdx.x, num_rows[0], cuda.gridDim.x):
         slot = i32(slot_of_row[row])
         if slot >= i32(0) and slot < i32(temperature.shape[0]):
@@ -235,7 +235,7 @@ def forbid_tokens(
     threads = i32(cuda.blockDim.x)
     vocab = i32(processed.shape[1])
     stripes = i32(best.shape[0])
-    width = i32((vocab + stripes - i32(1)) // stripes)
+    width = ceil_div(vocab, stripes)
     for row in range(cuda.blockIdx.x, num_rows[0], cuda.gridDim.x):
         slot = i32(slot_of_row[row])
         if slot >= i32(0) and slot < i32(history.shape[0]):

@@ -23,6 +23,12 @@ LISTED, TOP_K_BUCKET, ABOVE_TOP_K, FIRST_BUCKET, ABOVE_FIRST, TOP_P_FROM, TOP_P_
 
 
 @device_function
+def _of_group(group, nth):
+    """A bucket of a group, the nth to be added: groups begin apart, so that threads side by side read other banks of memory."""
+    return i32(group * i32(_IN_GROUP) + ((i32(nth) + group) & i32(_IN_GROUP - 1)))
+
+
+@device_function
 def _first_reaching(values, groups, target, most):
     """(bucket, sum above it): the first bucket with which the sum of `values` reaches target; `most` if it comes first, or none."""
     above = i64(0)
@@ -90,25 +96,33 @@ def find_buckets(
         slot = i32(slot_of_row[row])
         listed = False
         floor = LOWEST_LOGIT
-        largest = best_of_row(best, row)
-        if slot >= i32(0) and slot < i32(temperature.shape[0]) and temperature[slot] > f32(0.0) and largest > NEG_INF:
+        sampled = slot >= i32(0) and slot < i32(temperature.shape[0]) and temperature[max(slot, i32(0))] > f32(0.0)
+        sampled = sampled and (min_p[slot] > f32(0.0) or top_k[slot] > i32(0) or top_p[slot] < f32(1.0))
+        largest = best_of_row(best, row) if sampled else NEG_INF
+        if largest > NEG_INF:
             if min_p[slot] > f32(0.0):
                 floor = max(floor, largest + f32(math.log(min_p[slot])))
             if searched(slot, temperature, top_k, top_p):
-                for b in range(tid, BUCKETS, threads):
+                b = tid
+                while b < BUCKETS:
                     counts[b] = histogram[row, 0, b]
+                    b += threads
                 cuda.syncthreads()
-                for g in range(tid, _GROUPS, threads):
+                g = tid
+                while g < _GROUPS:
                     within = i64(0)
-                    for b in range(g * _IN_GROUP, (g + 1) * _IN_GROUP):
-                        within += i64(counts[b])
+                    for nth in range(_IN_GROUP):
+                        within += i64(counts[_of_group(g, nth)])
                     sums[g] = within
-                for b in range(tid, BUCKETS, threads):
+                    g += threads
+                b = tid
+                while b < BUCKETS:
                     top = exp(-f32(b) / PER_UNIT) if b < BUCKETS - 1 else f32(0.0)
                     members = f32(counts[b]) - f32(histogram[row, 1, b]) / LOSS
                     masses[b] = i64(top * members * WEIGHT_OF_BEST)
                     histogram[row, 0, b] = i32(0)
                     histogram[row, 1, b] = i32(0)
+                    b += threads
                 cuda.syncthreads()
                 if tid == i32(0):
                     k_bucket, above_k = i32(-1), i64(0)
@@ -135,11 +149,13 @@ def find_buckets(
                         first = end if first < i32(0) else min(first, end)
                     state[FIRST_BUCKET] = i64(first)
                 cuda.syncthreads()
-                for g in range(tid, _GROUPS, threads):
+                g = tid
+                while g < _GROUPS:
                     within = i64(0)
-                    for b in range(g * _IN_GROUP, (g + 1) * _IN_GROUP):
-                        within += masses[b]
+                    for nth in range(_IN_GROUP):
+                        within += masses[_of_group(g, nth)]
                     sums[g] = within
+                    g += threads
                 cuda.syncthreads()
                 if tid == i32(0):
                     first = i32(state[FIRST_BUCKET])
@@ -174,8 +190,10 @@ def find_buckets(
                 cuda.syncthreads()
                 listed = state[LISTED] != i64(0)
                 if listed:
-                    for field in range(tid, FOUND, threads):
+                    field = tid
+                    while field < FOUND:
                         found[row, field] = state[field]
+                        field += threads
                 else:
                     shared = (counts, masses, few, few_weights, sums, scratch, state, num_few)
                     if top_k[slot] > i32(0):

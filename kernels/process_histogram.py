@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from kernels.lang import NEG_INF, cuda, device_function, f32, i32, kernel, u64
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
+from kernels.lang_warp import lane, warp_max, warp_size
+from kernels.project import ceil_div
 
 BUCKETS = 2048
 PER_UNIT = f32(64.0)
@@ -32,11 +34,13 @@ _AT_ONCE = 4
 
 @device_function
 def best_of_row(best, row):
-    """Largest logit of a row, from its stripes."""
-    largest = NEG_INF
-    for stripe in range(best.shape[0]):
+    """Largest logit of a row, from its stripes. Called by a whole block, each warp of which shares them among its threads."""
+    alone = i32(cuda.blockDim.x) % warp_size() != i32(0)
+    largest, stripe = NEG_INF, i32(0) if alone else lane()
+    while stripe < i32(best.shape[0]):
         largest = max(largest, best[stripe, row])
-    return largest
+        stripe += i32(1) if alone else warp_size()
+    return largest if alone else warp_max(largest)
 
 
 @device_function
@@ -53,17 +57,19 @@ def searched(slot, temperature, top_k, top_p):
 
 
 @device_function
-def _count(counts, losses, logit, largest):
-    """Count one logit into the histogram of a block; 1 where it belongs to the last bucket, which each thread counts for itself."""
+def _count(counts, losses, logit, largest, weighed):
+    """Count one logit into the histogram of a block; 1 where it belongs to the last bucket, which each thread counts for itself.
+    weighed: what it weighs is asked for too."""
     scaled = (largest - logit) * PER_UNIT
     last = i32(0)
     if scaled < f32(BUCKETS - 1):
         bucket = i32(scaled)
-        # 1 - exp(-x) of x below 1/64, by its series.
-        x = (scaled - f32(bucket)) / PER_UNIT
-        loss = x - x * x * (f32(0.5) - x * f32(1.0 / 6.0))
         cuda.atomic.add(counts, bucket, i32(1))
-        cuda.atomic.add(losses, bucket, i32(loss * LOSS + f32(0.5)))
+        if weighed:
+            # 1 - exp(-x) of x below 1/64, by its series.
+            x = (scaled - f32(bucket)) / PER_UNIT
+            loss = x - x * x * (f32(0.5) - x * f32(1.0 / 6.0))
+            cuda.atomic.add(losses, bucket, i32(loss * LOSS + f32(0.5)))
     elif logit > NEG_INF:
         last = i32(1)
     return last
@@ -71,7 +77,8 @@ def _count(counts, losses, logit, largest):
 
 @kernel(writes=("histogram",), overlap=True)
 def count_logits(histogram, processed, best, temperature, top_k, top_p, slot_of_row, num_rows):
-    """histogram[j, 0, b] += logits of row j in bucket b; histogram[j, 1, b] += what they weigh less than the top of the bucket.
+    """histogram[j, 0, b] += logits of row j in bucket b; histogram[j, 1, b] += what they weigh less than the top of the bucket, for
+    rows with top_p.
 
     Args:
         histogram: int32 [J, 2, BUCKETS] in/out, zero before.
@@ -89,15 +96,19 @@ def count_logits(histogram, processed, best, temperature, top_k, top_p, slot_of_
     let_next_launch_start()
     tid, threads = i32(cuda.threadIdx.x), i32(cuda.blockDim.x)
     vocab = i32(processed.shape[1])
-    width = i32((vocab + i32(cuda.gridDim.y) - i32(1)) // i32(cuda.gridDim.y))
+    width = ceil_div(vocab, i32(cuda.gridDim.y))
     begin = min(i32(cuda.blockIdx.y) * width, vocab)
     end = min(i32(begin + width), vocab)
     for row in range(cuda.blockIdx.x, num_rows[0], cuda.gridDim.x):
-        largest = best_of_row(best, row)
-        if largest > NEG_INF and searched(i32(slot_of_row[row]), temperature, top_k, top_p):
-            for b in range(tid, BUCKETS, threads):
+        slot = i32(slot_of_row[row])
+        largest = best_of_row(best, row) if searched(slot, temperature, top_k, top_p) else NEG_INF
+        if largest > NEG_INF:
+            weighed = top_p[slot] < f32(1.0)
+            b = tid
+            while b < BUCKETS:
                 counts[b] = i32(0)
                 losses[b] = i32(0)
+                b += threads
             cuda.syncthreads()
             last = i32(0)
             i = i32(begin + tid)
@@ -106,19 +117,22 @@ def count_logits(histogram, processed, best, temperature, top_k, top_p, slot_of_
                 v1 = processed[row, u64(i + threads)]
                 v2 = processed[row, u64(i + i32(2) * threads)]
                 v3 = processed[row, u64(i + i32(3) * threads)]
-                last += _count(counts, losses, v0, largest)
-                last += _count(counts, losses, v1, largest)
-                last += _count(counts, losses, v2, largest)
-                last += _count(counts, losses, v3, largest)
+                last += _count(counts, losses, v0, largest, weighed)
+                last += _count(counts, losses, v1, largest, weighed)
+                last += _count(counts, losses, v2, largest, weighed)
+                last += _count(counts, losses, v3, largest, weighed)
                 i += i32(_AT_ONCE) * threads
             while i < end:
-                last += _count(counts, losses, processed[row, u64(i)], largest)
+                last += _count(counts, losses, processed[row, u64(i)], largest, weighed)
                 i += threads
             if last > i32(0):
                 cuda.atomic.add(counts, BUCKETS - 1, last)
             cuda.syncthreads()
-            for b in range(tid, BUCKETS, threads):
+            b = tid
+            while b < BUCKETS:
                 if counts[b] > i32(0):
                     cuda.atomic.add(histogram, (i32(row), i32(0), i32(b)), counts[b])
-                    cuda.atomic.add(histogram, (i32(row), i32(1), i32(b)), losses[b])
+                    if weighed:
+                        cuda.atomic.add(histogram, (i32(row), i32(1), i32(b)), losses[b])
+                b += threads
             cuda.syncthreads()

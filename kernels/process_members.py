@@ -15,8 +15,9 @@ from kernels.process_buckets import (
     TOP_P_FROM,
     TOP_P_TO,
 )
-from kernels.process_histogram import best_of_row, bucket_of
+from kernels.process_histogram import BUCKETS, PER_UNIT, best_of_row, bucket_of
 from kernels.process_search import block_sum_i64, share_of, weight_of
+from kernels.project import ceil_div
 
 _SEGMENTS = 64
 """Parts of the members in order whose weights are summed at once."""
@@ -26,8 +27,13 @@ _AT_ONCE = 4
 
 
 @device_function
-def _listed(bucket, k_bucket, first, p_from, p_to):
-    return bucket in (k_bucket, first) or (bucket >= p_from and bucket <= p_to)
+def _list(members, num_members, row, logit, largest, k_bucket, first, p_from, p_to):
+    """Put a logit among the members of its row if its bucket is in question."""
+    if logit > NEG_INF:
+        bucket = bucket_of(logit, largest)
+        if bucket in (k_bucket, first) or (bucket >= p_from and bucket <= p_to):
+            place = cuda.atomic.add(num_members, row, i32(1))
+            members[row, place] = logit
 
 
 @kernel(writes=("members", "num_members"), overlap=True)
@@ -47,7 +53,7 @@ def list_members(members, num_members, found, processed, best, slot_of_row, num_
     let_next_launch_start()
     tid, threads = i32(cuda.threadIdx.x), i32(cuda.blockDim.x)
     vocab = i32(processed.shape[1])
-    width = i32((vocab + i32(cuda.gridDim.y) - i32(1)) // i32(cuda.gridDim.y))
+    width = ceil_div(vocab, i32(cuda.gridDim.y))
     begin = min(i32(cuda.blockIdx.y) * width, vocab)
     end = min(i32(begin + width), vocab)
     for row in range(cuda.blockIdx.x, num_rows[0], cuda.gridDim.x):
@@ -55,19 +61,24 @@ def list_members(members, num_members, found, processed, best, slot_of_row, num_
             largest = best_of_row(best, row)
             k_bucket, first = i32(found[row, TOP_K_BUCKET]), i32(found[row, FIRST_BUCKET])
             p_from, p_to = i32(found[row, TOP_P_FROM]), i32(found[row, TOP_P_TO])
+            furthest = max(max(k_bucket, first), p_to)
+            reach = f32(furthest + i32(1)) if furthest < i32(BUCKETS - 1) else f32(float("inf"))
             i = i32(begin + tid)
-            while i < end:
-                # The loads of several columns come first; what stands behind the end is -inf, and in no bucket.
+            while i + i32(_AT_ONCE - 1) * threads < end:
                 v0 = processed[row, u64(i)]
-                v1 = processed[row, u64(i + threads)] if i + threads < end else NEG_INF
-                v2 = processed[row, u64(i + i32(2) * threads)] if i + i32(2) * threads < end else NEG_INF
-                v3 = processed[row, u64(i + i32(3) * threads)] if i + i32(3) * threads < end else NEG_INF
-                for which in range(_AT_ONCE):
-                    logit = v0 if which == 0 else v1 if which == 1 else v2 if which == 2 else v3
-                    if logit > NEG_INF and _listed(bucket_of(logit, largest), k_bucket, first, p_from, p_to):
-                        place = cuda.atomic.add(num_members, row, i32(1))
-                        members[row, place] = logit
+                v1 = processed[row, u64(i + threads)]
+                v2 = processed[row, u64(i + i32(2) * threads)]
+                v3 = processed[row, u64(i + i32(3) * threads)]
+                # Most logits are further below the maximum than every bucket in question.
+                if (largest - max(max(v0, v1), max(v2, v3))) * PER_UNIT < reach:
+                    _list(members, num_members, row, v0, largest, k_bucket, first, p_from, p_to)
+                    _list(members, num_members, row, v1, largest, k_bucket, first, p_from, p_to)
+                    _list(members, num_members, row, v2, largest, k_bucket, first, p_from, p_to)
+                    _list(members, num_members, row, v3, largest, k_bucket, first, p_from, p_to)
                 i += i32(_AT_ONCE) * threads
+            while i < end:
+                _list(members, num_members, row, processed[row, u64(i)], largest, k_bucket, first, p_from, p_to)
+                i += threads
 
 
 @device_function
@@ -78,14 +89,17 @@ def _sort(values, count):
     size = i32(1)
     while size < count:
         size *= i32(2)
-    for i in range(count + tid, size, threads):
+    i = count + tid
+    while i < size:
         values[i] = NEG_INF
+        i += threads
     cuda.syncthreads()
     length = i32(2)
     while length <= size:
-        distance = length // i32(2)
+        distance = length >> i32(1)
         while distance > i32(0):
-            for i in range(tid, size, threads):
+            i = tid
+            while i < size:
                 other = i32(i) ^ distance
                 if other > i:
                     first, second = values[i], values[other]
@@ -93,8 +107,9 @@ def _sort(values, count):
                     if (falling and first < second) or (not falling and first > second):
                         values[i] = second
                         values[other] = first
+                i += threads
             cuda.syncthreads()
-            distance //= i32(2)
+            distance >>= i32(1)
         length *= i32(2)
 
 
@@ -102,8 +117,10 @@ def _sort(values, count):
 def _before(ordered, count, bucket, largest, sums):
     """How many of the members stand in buckets before `bucket`, returned to every thread."""
     mine = i64(0)
-    for i in range(i32(cuda.threadIdx.x), count, i32(cuda.blockDim.x)):
+    i = i32(cuda.threadIdx.x)
+    while i < count:
         mine += i64(1) if bucket_of(ordered[i], largest) < bucket else i64(0)
+        i += i32(cuda.blockDim.x)
     return i32(block_sum_i64(mine, sums))
 
 
@@ -135,8 +152,10 @@ def rank_members(threshold, members, num_members, found, best, top_k, top_p, slo
         if found[row, LISTED] != i64(0):
             slot, count = i32(slot_of_row[row]), i32(num_members[row])
             largest, floor = best_of_row(best, row), threshold[row]
-            for i in range(tid, count, threads):
+            i = tid
+            while i < count:
                 ordered[i] = members[row, i]
+                i += threads
             _sort(ordered, count)
             k_bucket = i32(found[row, TOP_K_BUCKET])
             if k_bucket >= i32(0):
@@ -144,19 +163,23 @@ def rank_members(threshold, members, num_members, found, best, top_k, top_p, slo
                 floor = max(floor, ordered[_before(ordered, count, k_bucket, largest, sums) + place])
             if top_p[slot] < f32(1.0):
                 first, whole = i32(found[row, FIRST_BUCKET]), i64(0)
-                for i in range(tid, count, threads):
+                i = tid
+                while i < count:
                     if ordered[i] >= floor and bucket_of(ordered[i], largest) == first:
                         whole += weight_of(ordered[i], largest)
+                    i += threads
                 whole = block_sum_i64(whole, sums) + found[row, ABOVE_FIRST]
                 target = max(share_of(whole, top_p[slot]), i64(1))
                 begin = _before(ordered, count, i32(found[row, TOP_P_FROM]), largest, sums)
                 end = _before(ordered, count, i32(found[row, TOP_P_TO]) + i32(1), largest, sums)
-                width = i32((end - begin + i32(_SEGMENTS - 1)) // i32(_SEGMENTS))
-                for s in range(tid, _SEGMENTS, threads):
+                width = ceil_div(end - begin, i32(_SEGMENTS))
+                s = tid
+                while s < _SEGMENTS:
                     within = i64(0)
                     for i in range(begin + i32(s) * width, min(begin + i32(s + 1) * width, end)):
                         within += weight_of(ordered[i], largest)
                     segments[s] = within
+                    s += threads
                 cuda.syncthreads()
                 if tid == i32(0):
                     above = found[row, ABOVE_TOP_P]

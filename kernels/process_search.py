@@ -87,14 +87,17 @@ def threshold_of_row(values, row, best, floor, wanted, share, shared):
     level = i32(0)
     searching = True
     while searching:
-        for b in range(tid, _BUCKETS, threads):
+        b = tid
+        while b < _BUCKETS:
             counts[b] = i32(0)
             weights[b] = i64(0)
+            b += threads
         cuda.syncthreads()
         # The last bucket may hold most of the row: its share is kept in registers.
         rest_count = i64(0)
         rest_weight = i64(0)
-        for i in range(tid, width, threads):
+        i = tid
+        while i < width:
             logit = values[row, u64(i)]
             if logit >= low and logit <= high:
                 bucket = _bucket(logit, high, scale)
@@ -106,17 +109,20 @@ def threshold_of_row(values, row, best, floor, wanted, share, shared):
                 else:
                     rest_count += i64(1)
                     rest_weight += weight
+            i += threads
         rest_count = block_sum_i64(rest_count, sums)
         rest_weight = block_sum_i64(rest_weight, sums)
         if tid == i32(0):
             counts[_BUCKETS - 1] = i32(rest_count)
             weights[_BUCKETS - 1] = rest_weight
         cuda.syncthreads()
-        for g in range(tid, _GROUPS, threads):
+        g = tid
+        while g < _GROUPS:
             within = i64(0)
             for b in range(g * (_BUCKETS // _GROUPS), (g + 1) * (_BUCKETS // _GROUPS)):
                 within += weights[b] if by_weight else i64(counts[b])
             sums[g] = within
+            g += threads
         cuda.syncthreads()
         if by_weight and level == i32(0):
             whole = i64(0)
@@ -148,7 +154,8 @@ def threshold_of_row(values, row, best, floor, wanted, share, shared):
             # A part of the row: its limits, and its members where they are few.
             members = i32(counts[bucket])
             least, most = f32(best), LOWEST_LOGIT
-            for i in range(tid, width, threads):
+            i = tid
+            while i < width:
                 logit = values[row, u64(i)]
                 if logit >= low and logit <= high and _bucket(logit, high, scale) == bucket:
                     least = min(least, logit)
@@ -157,6 +164,7 @@ def threshold_of_row(values, row, best, floor, wanted, share, shared):
                         place = cuda.atomic.add(num_few, 0, i32(1))
                         few[place] = logit
                         few_weights[place] = weight_of(logit, best) if by_weight else i64(1)
+                i += threads
             low = -block_max(-least, scratch)
             high = block_max(most, scratch)
             result = low
@@ -166,13 +174,15 @@ def threshold_of_row(values, row, best, floor, wanted, share, shared):
             elif members <= i32(FEW):
                 # Kept is what the tokens above it leave room for; the smallest of those is the threshold.
                 kept = high
-                for i in range(tid, members, threads):
+                i = tid
+                while i < members:
                     before = above
                     for j in range(members):
                         if few[j] > few[i]:
                             before += few_weights[j]
                     if before < target and few[i] < kept:
                         kept = few[i]
+                    i += threads
                 result = -block_max(-kept, scratch)
                 searching = False
             else:

@@ -8,9 +8,10 @@ from kernels.block_reduce import block_best, warp_of_grid, warps_of_grid
 from kernels.lang import MAX_THREADS, NEG_INF, cuda, device_function, f32, i32, kernel, u64
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_warp import lane, warp_max
-from kernels.random import QUARTER, ROLE_RESIDUAL, ROLE_TOKEN, TILE, gumbel_bound, high_words, unsigned, word_of
+from kernels.project import ceil_div
+from kernels.random import QUARTER, ROLE_RESIDUAL, ROLE_TOKEN, TILE, high_words, unsigned
 from kernels.reject import draft_probability
-from kernels.sample import NO_COLUMN, NOTHING, best_of_row, drawn, leading_tile, may_win
+from kernels.sample import NO_COLUMN, NOTHING, best_of_row, drawn, foremost, leading_tile, may_win, reaches_of_call, without
 
 
 @device_function
@@ -68,7 +69,7 @@ def residual_stripes(
     wait_for_launches()
     let_next_launch_start()
     vocab_size = i32(processed.shape[1])
-    tiles = i32((vocab_size + i32(TILE - 1)) // i32(TILE))
+    tiles = ceil_div(vocab_size, i32(TILE))
     first, step = i32(cuda.threadIdx.x), i32(cuda.blockDim.x)
     for request in range(cuda.blockIdx.x, num_requests[0], cuda.gridDim.x):
         accepted = i32(num_accepted[request])
@@ -99,23 +100,26 @@ def residual_stripes(
                     calls = i32(QUARTER) if may_win(turn, bound, rest, top, bar) else i32(0)
                     tile, behind = (leader, leader + i32(1)) if turn < 2 else (begin, end)
                     while tile < behind:
-                        for n in range(first, min(calls, vocab_size - tile * i32(TILE)), step):
-                            call = tile * i32(QUARTER) + i32(n)
+                        n = first
+                        while n < min(calls, vocab_size - tile * i32(TILE)):
+                            call, start = tile * i32(QUARTER) + n, tile * i32(TILE)
                             highs = high_words(call, position, role, k0, k1)
-                            for which in range(4):
-                                column = tile * i32(TILE) + i32(which) * i32(QUARTER) + i32(n)
-                                score = processed[row, u64(column)] if column < vocab_size else NEG_INF
-                                least, high = max(bar, value), word_of(highs, which)
-                                reach = f32(score + gumbel_bound(high)) if noisy else score
-                                if score >= floor and reach >= least:
-                                    if rejected:
-                                        q = draft_probability(draft_ids, draft_probs, slot, accepted, column)
-                                        score = residual_logit(score, log_sum[row], scale[request], q)
-                                    if noisy:
-                                        score = drawn(score, least, high, call, which, position, role, k0, k1)
-                                    if score > value or (score == value and column < chosen and score > NEG_INF):
-                                        value = score
-                                        chosen = column
+                            reaches = reaches_of_call(processed, row, start, n, vocab_size, floor, noisy, highs)
+                            top_reach, which = foremost(reaches)
+                            while top_reach >= max(bar, value) and top_reach > NEG_INF:
+                                column = start + which * i32(QUARTER) + n
+                                score = processed[row, u64(column)]
+                                if rejected:
+                                    q = draft_probability(draft_ids, draft_probs, slot, accepted, column)
+                                    score = residual_logit(score, log_sum[row], scale[request], q)
+                                if noisy and score > NEG_INF:
+                                    score = drawn(score, highs, which, call, position, role, k0, k1)
+                                if score > value or (score == value and column < chosen and score > NEG_INF):
+                                    value = score
+                                    chosen = column
+                                reaches = without(reaches, which)
+                                top_reach, which = foremost(reaches)
+                            n += step
                         tile += i32(1)
                     bar = warp_max(value)
             largest, lowest = block_best(value, chosen, values, columns)

@@ -10,6 +10,7 @@ from kernels.exponential import exp
 from kernels.lang import MAX_THREADS, NEG_INF, cuda, device_function, f32, i32, kernel, u64
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_warp import lane, warp_size, warp_sum
+from kernels.project import ceil_div
 from kernels.random import accept_uniform
 from kernels.sample import NO_COLUMN, best_of_row
 
@@ -35,7 +36,7 @@ def _four(processed, row, column, step):
     return v0, v1, v2, v3
 
 
-@kernel(writes=("stripe_max", "stripe_sum", "stripe_column"), overlap=True, max_registers=64)
+@kernel(writes=("stripe_max", "stripe_sum", "stripe_column"), overlap=True, max_registers=48)
 def sum_stripes(stripe_max, stripe_sum, stripe_column, processed, threshold, stripe_width, num_rows):
     """Of stripe s of row j: the largest logit, the sum of exp(logit - largest), and the lowest column of the largest.
 
@@ -63,8 +64,9 @@ def sum_stripes(stripe_max, stripe_sum, stripe_column, processed, threshold, str
                 v0, v1, v2, v3 = _four(processed, row, rest, step)
                 order = max(order, max(max(_order(v0, floor), _order(v1, floor)), max(_order(v2, floor), _order(v3, floor))))
                 rest += i32(4) * step
-            for column in range(rest, end, step):
-                order = max(order, _order(processed[row, u64(column)], floor))
+            count = ceil_div(max(end - rest, i32(0)), step)
+            for nth in range(count):
+                order = max(order, _order(processed[row, u64(rest + i32(nth) * step)], floor))
             largest, _ = block_best(float_of_order(order), NO_COLUMN, scratch, columns)
             total = f32(0.0)
             chosen = NO_COLUMN
@@ -80,11 +82,12 @@ def sum_stripes(stripe_max, stripe_sum, stripe_column, processed, threshold, str
                         if (v0 if nth == 0 else v1 if nth == 1 else v2 if nth == 2 else v3) == largest:
                             chosen = min(chosen, rest + i32(nth) * step)
                     rest += i32(4) * step
-                for column in range(rest, end, step):
+                for nth in range(count):
+                    column = rest + i32(nth) * step
                     logit = processed[row, u64(column)]
                     total += _weight(logit, floor, largest)
                     if logit == largest:
-                        chosen = min(chosen, i32(column))
+                        chosen = min(chosen, column)
             total = block_total(total, scratch)
             found = largest if chosen != NO_COLUMN else NEG_INF
             _, lowest = block_best(found, chosen, scratch, columns)
@@ -127,9 +130,11 @@ def sum_rows(
     for row in range(warp_of_grid(), num_rows[0], warps_of_grid()):
         largest, column = best_of_row(stripe_max, stripe_column, row)
         total = f32(0.0)
-        for stripe in range(lane(), stripe_max.shape[0], warp_size()):
+        stripe = lane()
+        while stripe < i32(stripe_max.shape[0]):
             if stripe_max[stripe, row] > NEG_INF:
                 total += stripe_sum[stripe, row] * exp(stripe_max[stripe, row] - largest)
+            stripe += warp_size()
         total = warp_sum(total)
         if lane() == i32(0):
             nothing = column == NO_COLUMN

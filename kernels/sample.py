@@ -7,6 +7,7 @@ from kernels.block_reduce import block_best, warp_of_grid, warps_of_grid
 from kernels.lang import MAX_THREADS, NEG_INF, bits_of_float, cuda, device_function, f32, i32, kernel, u64
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_warp import lane, warp_max, warp_size
+from kernels.project import ceil_div
 from kernels.random import (
     QUARTER,
     ROLE_TOKEN,
@@ -49,13 +50,15 @@ def tile_bound(processed, row, tile, first, step, calls, vocab_size, floor, nois
     best = i32(_LOWEST)
     start = i32(tile * i32(TILE))
     if start + i32(TILE) > vocab_size:
-        for n in range(first, min(i32(QUARTER), vocab_size - start), step):
-            words = high_words(tile * i32(QUARTER) + i32(n), position, role, k0, k1)
+        n = first
+        while n < min(i32(QUARTER), vocab_size - start):
+            words = high_words(tile * i32(QUARTER) + n, position, role, k0, k1)
             for which in range(4):
-                column = start + i32(n) + i32(which) * i32(QUARTER)
+                column = start + n + i32(which) * i32(QUARTER)
                 if column < vocab_size:
                     logit = processed[row, u64(column)]
                     best = max(best, bounded(logit, word_of(words, which), floor) if noisy else kept(logit, floor))
+            n += step
     elif noisy:
         for nth in range(calls):
             n = first + i32(nth) * step
@@ -79,7 +82,7 @@ def leading_tile(processed, row, begin, end, first, step, vocab_size, floor, noi
     """(bound, tile, rest): the highest bound of this thread's columns in tiles begin .. end - 1, the first tile that has it, and
     the highest bound of the other tiles."""
     bound, leader, rest = i32(_LOWEST), begin, i32(_LOWEST)
-    calls = max(i32(QUARTER) - first + step - i32(1), i32(0)) // step
+    calls = ceil_div(max(i32(QUARTER) - first, i32(0)), step)
     for tile in range(begin, end):
         here = tile_bound(processed, row, i32(tile), first, step, calls, vocab_size, floor, noisy, position, role, k0, k1)
         rest = max(rest, min(bound, here))
@@ -102,39 +105,88 @@ def may_win(turn, bound, rest, top, bar):
 
 
 @device_function
-def drawn(logit, value, high, call, which, position, role, k0, k1):
-    """logit + Gumbel noise of a column; -inf where that cannot reach `value`, which saves the low word and two logarithms."""
-    score = NEG_INF
-    if f32(logit + gumbel_bound(high)) >= value:
-        low = word_of(low_words(call, position, role, k0, k1), which)
-        score = f32(logit + gumbel(high, low))
-    return score
+def reach_of(processed, row, column, vocab_size, floor, noisy, high):
+    """At least the score of a column; -inf for one that is masked, NaN, or behind the last."""
+    reach = NEG_INF
+    if column < vocab_size:
+        logit = processed[row, u64(column)]
+        if logit >= floor:
+            reach = f32(logit + gumbel_bound(high)) if noisy else logit
+    return reach
 
 
 @device_function
-def race_columns(processed, row, tile, first, step, vocab_size, floor, drawing, bar, value, chosen):
+def reaches_of_call(processed, row, start, n, vocab_size, floor, noisy, highs):
+    """reach_of the four columns of call n of the tile that begins at `start`."""
+    column = start + n
+    return (
+        reach_of(processed, row, column, vocab_size, floor, noisy, highs[0]),
+        reach_of(processed, row, column + i32(QUARTER), vocab_size, floor, noisy, highs[1]),
+        reach_of(processed, row, column + i32(2 * QUARTER), vocab_size, floor, noisy, highs[2]),
+        reach_of(processed, row, column + i32(3 * QUARTER), vocab_size, floor, noisy, highs[3]),
+    )
+
+
+@device_function
+def foremost(reaches):
+    """(reach, which) of the first of four with the highest reach."""
+    r0, r1, r2, r3 = reaches
+    top = max(max(r0, r1), max(r2, r3))
+    which = i32(3)
+    if r2 == top:
+        which = i32(2)
+    if r1 == top:
+        which = i32(1)
+    if r0 == top:
+        which = i32(0)
+    return top, which
+
+
+@device_function
+def without(reaches, which):
+    """The four without the one that was looked at."""
+    r0, r1, r2, r3 = reaches
+    return (
+        NEG_INF if which == i32(0) else r0,
+        NEG_INF if which == i32(1) else r1,
+        NEG_INF if which == i32(2) else r2,
+        NEG_INF if which == i32(3) else r3,
+    )
+
+
+@device_function
+def drawn(logit, highs, which, call, position, role, k0, k1):
+    """logit + Gumbel noise of a column: `which` of its call, whose high words are `highs`."""
+    low = word_of(low_words(call, position, role, k0, k1), which)
+    return f32(logit + gumbel(word_of(highs, which), low))
+
+
+@device_function
+def race_columns(processed, row, tile, first, step, vocab_size, floor, noisy, position, role, k0, k1, bar, value, chosen):
     """(value, chosen): the best score so far and its column, behind this thread's columns of a tile. What stays below `bar` is not
-    computed."""
-    noisy, position, role, k0, k1 = drawing
+    computed: that saves the low word and two logarithms."""
     start = i32(tile * i32(TILE))
-    for n in range(first, min(i32(QUARTER), vocab_size - start), step):
-        call = tile * i32(QUARTER) + i32(n)
+    n = first
+    while n < min(i32(QUARTER), vocab_size - start):
+        call = tile * i32(QUARTER) + n
         highs = high_words(call, position, role, k0, k1)
-        for which in range(4):
-            column = start + i32(which) * i32(QUARTER) + i32(n)
-            if column < vocab_size:
-                score = processed[row, u64(column)]
-                if not score >= floor:
-                    score = NEG_INF
-                if noisy:
-                    score = drawn(score, max(bar, value), word_of(highs, which), call, which, position, role, k0, k1)
-                if score > value or (score == value and column < chosen and score > NEG_INF):
-                    value = score
-                    chosen = column
+        reaches = reaches_of_call(processed, row, start, n, vocab_size, floor, noisy, highs)
+        top, which = foremost(reaches)
+        while top >= max(bar, value) and top > NEG_INF:
+            column = start + which * i32(QUARTER) + n
+            score = processed[row, u64(column)]
+            if noisy:
+                score = drawn(score, highs, which, call, position, role, k0, k1)
+            if score > value or (score == value and column < chosen):
+                value = score
+                chosen = column
+            reaches = without(reaches, which)
+            top, which = foremost(reaches)
+        n += step
     return value, chosen
 
 
-@kernel(writes=("best_score", "best_column"), overlap=True)
+@kernel(writes=("best_score", "best_column"), overlap=True, max_registers=48)
 def race_stripes(
     best_score,
     best_column,
@@ -169,7 +221,7 @@ def race_stripes(
     let_next_launch_start()
     vocab_size = i32(processed.shape[1])
     stripes = i32(best_score.shape[0])
-    tiles = i32((vocab_size + i32(TILE - 1)) // i32(TILE))
+    tiles = ceil_div(vocab_size, i32(TILE))
     first, step = i32(cuda.threadIdx.x), i32(cuda.blockDim.x)
     for row in range(cuda.blockIdx.x, num_rows[0], cuda.gridDim.x):
         at = i32(logits_indices[row])
@@ -192,10 +244,10 @@ def race_stripes(
                     if may_win(turn, bound, rest, top, bar):
                         tile, behind = (leader, leader + i32(1)) if turn < 2 else (begin, end)
                         while tile < behind:
-                            drawing = noisy, position, role, k0, k1
                             value, chosen = race_columns(
-                                processed, row, tile, first, step, vocab_size, floor, drawing, bar, value, chosen
-                            )
+                                processed, row, tile, first, step, vocab_size, floor, noisy, position, role, k0, k1, bar, value,
+                                chosen,
+                            )  # fmt: skip
                             tile += i32(1)
                     bar = warp_max(value)
             largest, lowest = block_best(value, chosen, values, columns)
@@ -210,10 +262,12 @@ def best_of_row(best_score, best_column, row):
     nothing."""
     value = NEG_INF
     column = NO_COLUMN
-    for stripe in range(lane(), best_score.shape[0], warp_size()):
+    stripe = lane()
+    while stripe < i32(best_score.shape[0]):
         if best_score[stripe, row] > value:
             value = best_score[stripe, row]
             column = best_column[stripe, row]
+        stripe += warp_size()
     largest = warp_max(value)
     lowest = i32(-warp_max(i32(-column) if value == largest else i32(-NO_COLUMN)))
     return largest, lowest

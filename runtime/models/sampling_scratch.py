@@ -8,7 +8,7 @@ from graphs.arrays import ModelArrays, Scratch
 from graphs.launch import Array
 from graphs.logits_processing import stripes_of as processing_stripes
 from graphs.logprobs import LogprobRecorder, LogprobScratch, PromptLogprobRecorder
-from graphs.sampled_step import MOST_TILES, Sampler, Verification, stripes_of
+from graphs.sampled_step import SUM_TILES, Sampler, Verification, stripes_of
 from graphs.sampling_state import DraftDistribution, FilterScratch, SamplingScratch, VerificationScratch
 from kernels.logprobs import MAX_LOGPROBS
 from kernels.process_buckets import FOUND, MEMBERS
@@ -76,7 +76,7 @@ def build_logprobs(
 
 def allocate_verification_scratch(device: Device, num_requests: int, num_logits: int, vocab_size: int) -> VerificationScratch:
     """Arrays to verify drafts that come with a distribution."""
-    stripes = stripes_of(vocab_size, MOST_TILES)
+    stripes = stripes_of(vocab_size, SUM_TILES)
     return VerificationScratch(
         stripe_max=device.array("sample_stripe_max", (stripes, num_logits), np.float32),
         stripe_sum=device.array("sample_stripe_sum", (stripes, num_logits), np.float32),
