@@ -7,13 +7,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from runtime.errors import SamplingError
 from runtime.generation import Generation, Place
-from runtime.path_counters import PathCounters
 from runtime.phase_clock import NO_PHASES, NoPhases, Phase
-from runtime.plan import StepPlan, StepResult, TokenUpdate
+from runtime.plan import TokenUpdate
 from runtime.prompts import Prompt, PromptEncoder, as_prompt_list
 from runtime.report import RequestOutput, StreamEvent
 from runtime.request import Request
@@ -21,36 +20,8 @@ from runtime.request_seed import samples_of, with_seed
 from runtime.resolve_sampling import ParamsResolver
 from runtime.sampling import SamplingParams
 from runtime.scheduler import Scheduler
+from runtime.step_runner import Outcome, StepRunner
 from runtime.tokenizer import Tokenizer
-
-
-class Outcome(Protocol):
-    """A step in flight."""
-
-    plan: StepPlan
-
-    def collect(self) -> StepResult:
-        """Block the host until the step's results have arrived: the one wait of a steady step."""
-        ...
-
-
-class StepRunner(Protocol):
-    """What turns plans into device work. Launching never waits."""
-
-    @property
-    def paths(self) -> PathCounters:
-        """Which way the steps went; the engine counts collections in it."""
-        ...
-
-    def launch(self, plan: StepPlan) -> Outcome: ...
-
-    def trace_phases(self, phases: NoPhases) -> None:
-        """Let `phases` hear where staging and launching begin."""
-        ...
-
-    def info(self) -> dict[str, Any]: ...
-
-    def close(self) -> None: ...
 
 
 class Engine:
