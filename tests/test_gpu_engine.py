@@ -86,7 +86,11 @@ def plain_bfloat16(wide_heads: Path) -> list[tuple[int, ...]]:
         return [engine.generate([list(arrival.prompt)], arrival.params)[0].token_ids for arrival in ARRIVALS]
 
 
-@pytest.mark.parametrize(("k", "overrides"), [(0, {}), (1, {}), (7, {}), (3, {}), *((3, mode) for mode in MODES)], ids=str)
+@pytest.mark.parametrize(
+    ("k", "overrides"),
+    [(0, {}), (1, {}), (7, {}), (3, {}), *((3, mode) for mode in MODES)],
+    ids=lambda value: "usual" if value == {} else str(value),
+)
 def test_batch_invariant_bfloat16_is_plain_decoding(
     wide_heads: Path, plain_bfloat16: list[tuple[int, ...]], k: int, overrides: dict[str, Any]
 ) -> None:
@@ -101,7 +105,7 @@ def test_batch_invariant_bfloat16_is_plain_decoding(
 DRAFTER = {"speculator__method": "dflash", "speculator__draft_source": "random:dflash2?block=8"}
 
 
-@pytest.mark.parametrize("counts", [{1: 5, 2: 2, 3: 0}, "auto"], ids=str)
+@pytest.mark.parametrize("counts", [{1: 5, 2: 2, 3: 0}, "auto"], ids=["table", "auto"])
 @pytest.mark.parametrize("speculator", [{}, DRAFTER], ids=["ngram", "dflash2"])
 def test_lengths_that_change_from_step_to_step_change_no_bit(speculator: dict[str, Any], counts: Any) -> None:
     """By a table, plain steps among them, or by what pays; a drafter that pauses goes on."""
