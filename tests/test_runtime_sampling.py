@@ -67,7 +67,8 @@ def test_parameters_out_of_range(fields: dict[str, Any], message: str) -> None:
 def test_numbers_of_numpy_are_numbers() -> None:
     """They are kept as Python's, so that parameters can be hashed, compared and written as JSON."""
     given: dict[str, Any] = {"temperature": np.float32(0.5), "top_p": np.float64(0.25), "top_k": np.int64(7)}
-    given |= {"seed": np.uint64(2**63 - 1), "max_tokens": np.int32(4), "stop_token_ids": np.arange(2), "logit_bias": {np.int32(3): np.float16(0.5)}}
+    given |= {"seed": np.uint64(2**63 - 1), "max_tokens": np.int32(4), "stop_token_ids": np.arange(2)}
+    given |= {"logit_bias": {np.int32(3): np.float16(0.5)}}
     params = SamplingParams(**given)
     assert params == SamplingParams(
         temperature=0.5, top_p=0.25, top_k=7, seed=2**63 - 1, max_tokens=4, stop_token_ids=(0, 1), logit_bias=((3, 0.5),)

@@ -7,6 +7,8 @@ from tests.mutants.mutation import mutation
 _SCHEDULER, _REQUEST, _QUEUE, _BATCH = "runtime/scheduler.py", "runtime/request.py", "runtime/request_queue.py", "runtime/batch.py"
 _DRAFT = "runtime/step_draft.py"
 _SCHEDULER_TESTS = "tests/test_runtime_scheduler.py::test_"
+_MISUSE_TESTS = "tests/test_runtime_scheduler_misuse.py::test_"
+_PREEMPTION_TESTS = "tests/test_runtime_scheduler_preemption.py::test_"
 _ANY = "AssertionError|assert |RuntimeError|CapacityError|ValueError|KeyError"
 
 MUTATIONS = (
@@ -43,7 +45,7 @@ MUTATIONS = (
         _QUEUE,
         "request is not None and request.epoch == row.epoch else None",
         "request is not None else None",
-        test=_SCHEDULER_TESTS + "b39_a_preempted_request_loses_and_repeats_nothing",
+        test=_PREEMPTION_TESTS + "b39_a_preempted_request_loses_and_repeats_nothing",
         expects=_ANY,
         text="a token twice, or a word doubled, and only under memory pressure",
     ),
@@ -53,7 +55,7 @@ MUTATIONS = (
         _QUEUE,
         "victim.preempt(next(self._epochs))",
         "victim.preempt(victim.epoch)",
-        test=_SCHEDULER_TESTS + "b39_a_preempted_request_loses_and_repeats_nothing",
+        test=_PREEMPTION_TESTS + "b39_a_preempted_request_loses_and_repeats_nothing",
         expects=_ANY,
         text="shows only when a frame returns between preemption and resume",
     ),
@@ -63,7 +65,7 @@ MUTATIONS = (
         _QUEUE,
         "victim.preempt(next(self._epochs))",
         "victim.preempt(next(self._epochs) if victim.num_preemptions == 0 else victim.epoch)",
-        test=_SCHEDULER_TESTS + "b39_preempted_twice_with_frames_in_flight",
+        test=_PREEMPTION_TESTS + "b39_preempted_twice_with_frames_in_flight",
         expects=_ANY,
         text="needs two preemptions of one request with frames in flight",
     ),
@@ -73,7 +75,7 @@ MUTATIONS = (
         _QUEUE,
         "prefill_tokens=(*request.prompt_token_ids, *request.output_token_ids)[",
         "prefill_tokens=(*request.prompt_token_ids, *request.output_token_ids[:0])[",
-        test=_SCHEDULER_TESTS + "b39_a_preempted_request_loses_and_repeats_nothing",
+        test=_PREEMPTION_TESTS + "b39_a_preempted_request_loses_and_repeats_nothing",
         expects=_ANY,
         text="repeats what was returned before, and only under memory pressure",
     ),
@@ -159,7 +161,7 @@ MUTATIONS = (
         _DRAFT,
         "return min(len(request.prompt_token_ids) + request.params.max_tokens, self._max_model_len)",
         "return min(len(request.prompt_token_ids) + request.params.max_tokens, self._limits.max_model_len)",
-        test=_SCHEDULER_TESTS + "a_request_larger_than_the_pool_ends_with_length_at_its_last_position",
+        test=_PREEMPTION_TESTS + "a_request_larger_than_the_pool_ends_with_length_at_its_last_position",
         expects=_ANY,
         text="ends somewhere else with speculation than without",
     ),
@@ -179,7 +181,7 @@ MUTATIONS = (
         _SCHEDULER,
         "if not self._in_flight or self._in_flight[0] is not plan:",
         "if not self._in_flight or plan not in self._in_flight:",
-        test=_SCHEDULER_TESTS + "results_are_applied_once_and_in_order",
+        test=_MISUSE_TESTS + "results_are_applied_once_and_in_order",
         expects="DID NOT RAISE|Regex pattern did not match|ValueError",
         text="two steps with the same rows look alike",
     ),
@@ -189,7 +191,7 @@ MUTATIONS = (
         "runtime/plan.py",
         "least, most = (1, 1 + num_drafts) if row.samples else (0, 0)",
         "least, most = (0, 1 + num_drafts) if row.samples else (0, 0)",
-        test=_SCHEDULER_TESTS + "a_result_that_contradicts_the_plan_is_an_error",
+        test=_MISUSE_TESTS + "a_result_that_contradicts_the_plan_is_an_error",
         expects="DID NOT RAISE|accepted = -1",
         text="an outcome that never arrived reads as a step that emitted nothing",
     ),
@@ -199,7 +201,7 @@ MUTATIONS = (
         _SCHEDULER,
         "stats.add_step(num_drafts, len(token_ids) - 1)",
         "stats.add_step(num_drafts, min(len(token_ids), num_drafts))",
-        test=_SCHEDULER_TESTS + "acceptance_counts_only_what_was_verified_and_delivered",
+        test=_MISUSE_TESTS + "acceptance_counts_only_what_was_verified_and_delivered",
         text="only the figure that is reported rises",
     ),
     mutation(
@@ -286,7 +288,7 @@ MUTATIONS = (
         _QUEUE,
         "        self.blocks.free(request.request_id)\n        self.running.remove(request)\n",
         "        self.running.remove(request)\n",
-        test=_SCHEDULER_TESTS + "b39_a_preempted_request_loses_and_repeats_nothing",
+        test=_PREEMPTION_TESTS + "b39_a_preempted_request_loses_and_repeats_nothing",
         expects=_ANY,
         text="a leak: the pool shrinks with every request",
     ),
