@@ -28,7 +28,8 @@ from runtime.bench_products import TURNS, ProductBench, ProductTimes, products_o
 from runtime.checkpoint.random import SHAPES
 from runtime.checkpoint.weights import STORAGE, WeightDtype
 from runtime.device import open_device
-from runtime.models.choose_ops import OpsChooser, measure_in_turn
+from runtime.models.choose_ops import OpsChooser
+from runtime.models.measure_in_turn import measure_in_turn
 from runtime.models.rope import rope_table
 from runtime.models.scratch import allocate_scratch, build_ops
 from runtime.models.spec import ModelSpec

@@ -16,6 +16,7 @@ from cupy.cuda import runtime
 
 from graphs.capture import DriverError
 from graphs.launch import Array
+from graphs.product_shape import ProductAlgorithms
 from kernels.lang import Kernel
 from kernels.lang_overlap import HOPPER
 from runtime.cuda_capture import CudaCapture
@@ -45,6 +46,7 @@ class CudaDevice:
         integrated: host and device share their memory. can_map: kernels can see page-locked memory. has_clock: events can be timed.
         overlaps: the GPU can, and may.
         counters: what was asked of the device.
+        algorithms: of the library's products, where another than its first was measured faster.
         frees: arrays freed so far. closers: called at close.
         restricted: a capture is running, or the device is closed: whoever wants something asks refuse_in_capture.
 
@@ -60,6 +62,7 @@ class CudaDevice:
         self.has_clock = True
         self.poison = poison
         self.counters = DeviceCounters()
+        self.algorithms = ProductAlgorithms()
         self.capturing: CudaCapture | None = None
         self.frees = 0
         self.closers: list[Callable[[], None]] = []

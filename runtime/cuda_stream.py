@@ -13,7 +13,7 @@ from graphs.cublas import Cublas
 from graphs.launch import Array, Grid
 from kernels.lang import Kernel, cuda
 from runtime.cuda_capture import CapturedPoint, CudaCapture
-from runtime.cuda_work import CudaWork, bind_copy, bind_fill, bind_launch, bind_product
+from runtime.cuda_work import CudaWork, bind_copy, bind_fill, bind_launch, bind_product, product_matrices
 from runtime.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class CudaStream:
     def cublas(self) -> Cublas:
         """Made at the first product: its workspace is 64 MiB."""
         with self.device.reports(f"cuBLAS on stream `{self.name}`"):
-            handle = Cublas(self.pointer)
+            handle = Cublas(self.pointer, self.device.algorithms)
         self.device.closers.append(handle.close)
         return handle
 
@@ -122,6 +122,15 @@ class CudaStream:
     def matmul(self, out: Array, x: Array, weight: Array, rows: Array) -> None:
         """Queue out = x @ weight.T; rows from rows[0] on are computed from whatever the pads hold."""
         self.submit(bind_product(self, out, x, weight, rows))
+
+    def product_algorithms(self, out: Array, x: Array, weight: Array) -> list[bytes]:
+        """Algorithms that the library has for a product, those first in which it believes."""
+        with self.device.reports("algorithms of a product"):
+            return self.cublas.lt.algorithms(*product_matrices(self, out, x, weight))
+
+    def use_algorithm(self, out: Array, x: Array, weight: Array, algorithm: bytes | None) -> None:
+        """Multiply products of this kind by this algorithm from now on, on all streams of the device; None: the library's first."""
+        self.device.algorithms.put(*product_matrices(self, out, x, weight), algorithm)
 
     def copy(self, dst: Array, src: Array) -> None:
         """Queue dst[...] = src."""

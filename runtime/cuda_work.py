@@ -123,7 +123,7 @@ def bind_product(stream: CudaStream, out: Array, x: Array, weight: Array, rows: 
     x, weight = _usable(stream, "matmul(x)", x), _usable(stream, "matmul(weight)", weight)
     rows = _usable(stream, "matmul(rows)", rows)
     check_product(out, x, weight, rows)
-    matrices = _matrix("out", out), _matrix("x", x), _matrix("weight", weight)
+    matrices = product_matrices(stream, out, x, weight)
     if not cublas.supported(*matrices):
         raise DeviceError(
             f"matmul: out {out.name} {out.dtype}, x {x.name} {x.dtype}, weight {weight.name} {weight.dtype}: x and weight must "
@@ -134,6 +134,15 @@ def bind_product(stream: CudaStream, out: Array, x: Array, weight: Array, rows: 
         stream.cublas.warm_up(*matrices)
     reads = (x.allocation, weight.allocation, rows.allocation)
     return CudaWork(f"matmul {weight.name} -> {out.name}", issue, reads, (out.allocation,), computes=issue is not _nothing)
+
+
+def product_matrices(
+    stream: CudaStream, out: Array, x: Array, weight: Array
+) -> tuple[cublas.Matrix, cublas.Matrix, cublas.Matrix]:
+    """The three as cuBLAS takes them. DeviceError: rows that are not contiguous, arrays of another device."""
+    known = {"out": out, "x": x, "weight": weight}
+    of_out, of_x, of_weight = (_matrix(role, _usable(stream, f"matmul({role})", array)) for role, array in known.items())
+    return of_out, of_x, of_weight
 
 
 def bind_copy(stream: CudaStream, dst: Array, src: Array) -> CudaWork:

@@ -28,7 +28,16 @@ from tests.test_bench_kernels import tiny
 
 KEY = {"device": "a GPU", "rows": [1, 8]}
 FIRST = {"down": 0, "gate_up": 0, "out": 0, "qkv": 0}
-MEASURED = Measured([1, 8], [10.0, 30.0], [20.0, 20.0], [5.0, 5.0], [4.0, 6.0], [FIRST | {"qkv": 2, "gate_up": 3}, FIRST])
+ALGORITHMS = dict.fromkeys(("down", "gate_up", "head", "out", "qkv"), "")
+MEASURED = Measured(
+    [1, 8],
+    [10.0, 30.0],
+    [20.0, 20.0],
+    [5.0, 5.0],
+    [4.0, 6.0],
+    [FIRST | {"qkv": 2, "gate_up": 3}, FIRST],
+    [ALGORITHMS | {"head": "00ff"}, ALGORITHMS],
+)
 SIZES = StepSizes(2, 7, 64, 16, 16, 1)
 
 
@@ -68,6 +77,10 @@ def damaged(change: Callable[[dict[str, Any]], None]) -> str:
         damaged(lambda content: content["measured"].update(layouts=[FIRST, {"qkv": 0}])),
         damaged(lambda content: content["measured"].update(layouts=[FIRST, FIRST | {"qkv": -1}])),
         damaged(lambda content: content["measured"].update(layouts=[FIRST, FIRST | {"qkv": "0"}])),
+        damaged(lambda content: content["measured"].pop("algorithms")),
+        damaged(lambda content: content["measured"].update(algorithms=[ALGORITHMS, {"qkv": ""}])),
+        damaged(lambda content: content["measured"].update(algorithms=[ALGORITHMS, ALGORITHMS | {"qkv": "0"}])),
+        damaged(lambda content: content["measured"].update(algorithms=[ALGORITHMS, ALGORITHMS | {"qkv": 0}])),
     ],
 )
 def test_a_damaged_file_is_ignored_with_a_log_line(tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str) -> None:
@@ -138,14 +151,20 @@ def test_a_second_start_remembers(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
             runs.append(name)
         return {name: float(i + 1) for i, name in enumerate(records)}
 
+    used: list[tuple[int, dict[str, str]]] = []
     monkeypatch.setattr(choose_ops, "measure_in_turn", measure)
+    monkeypatch.setattr(choose_ops, "measured_algorithms", lambda device, run: ALGORITHMS | {"qkv": f"{run.num_tokens:02x}"})
+    monkeypatch.setattr(choose_ops, "use_algorithms", lambda run, chosen: used.append((run.num_tokens, dict(chosen))))
     scratch = allocate_scratch(device, spec, SIZES, "bfloat16")
     device.upload(scratch.residual, np.ones(scratch.residual.shape, np.float32))
     first = OpsChooser(device, model, scratch)(fused, library)
     forms = [f"{name} {place}" for name in ("down", "gate_up", "out", "qkv") for place in (0, 1)]  # ours, and the library's
     whole = ["fused_layers", "library_layers", "fused_head", "library_head"]
     assert runs == (forms + whole) * 5  # 1, 2, 4, 8 and 16 rows
+    chosen = [(rows, ALGORITHMS | {"qkv": f"{rows:02x}"}) for rows in (1, 2, 4, 8, 16)]
+    assert used == chosen
     again: tuple[OpTable, str] = OpsChooser(device, model, scratch)(fused, library)
     assert len(runs) == 60
     assert again == first
+    assert used == chosen * 2
     assert "16 fused + fused" in first[1]

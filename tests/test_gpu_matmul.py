@@ -93,3 +93,25 @@ def test_float32_is_not_rounded_to_tf32(device: CudaDevice) -> None:
     device.upload(x, np.full((16, 16), 1 + 2**-12, np.float32))
     stream.matmul(out, x, w, live)
     assert (device.download(out) == np.float32(1 + 2**-12)).all()
+
+
+@pytest.mark.parametrize("rows", [1, 8, 64])
+def test_each_algorithm_multiplies_the_same(device: CudaDevice, rows: int) -> None:
+    """Split sums among them; captured, and by its own choice again once nothing is chosen."""
+    rng, stream = np.random.default_rng(rows), device.stream("s")
+    x, weight = (stored(rng.standard_normal(shape), "bfloat16") for shape in ((rows, 4096), (512, 4096)))
+    dx, dw = device.array("x", x.shape, x.dtype), device.constant("w", weight)
+    out, live = device.array("out", (rows, 512), np.float32), device.constant("rows", np.array([rows], np.int32))
+    device.upload(dx, x)
+    algorithms = stream.product_algorithms(out, dx, dw)
+    assert len(set(algorithms)) == len(algorithms) > 1
+    for algorithm in (*algorithms, None):
+        stream.use_algorithm(out, dx, dw, algorithm)
+        with stream.capture("product") as captured:
+            stream.matmul(out, dx, dw, live)
+        device.upload(out, np.full(out.shape, np.nan, np.float32))
+        captured.graph.launch(stream)
+        stream.synchronize()
+        np.testing.assert_allclose(device.download(out), loaded(x) @ loaded(weight).T, atol=2e-3)
+    for array in (dx, dw, out, live):
+        device.free(array)

@@ -25,6 +25,8 @@ ALLOWED = {
     "graphs/capture.py": {"kernels", "graphs", "numpy", "cupy", "cuda"},
     "graphs/direct_launch.py": {"cuda"},
     "graphs/cublas.py": {"kernels", "graphs", "numpy", "cupy", "nvmath"},
+    "graphs/cublas_lt.py": {"kernels", "graphs", "numpy", "nvmath"},
+    "graphs/product_shape.py": {"kernels", "graphs", "numpy", "nvmath"},
     "graphs/*.py": {"kernels", "graphs", "numpy"},
 }
 

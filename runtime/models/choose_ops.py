@@ -13,7 +13,7 @@ import hashlib
 import json
 import logging
 import os
-import statistics
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,13 +27,14 @@ from graphs.fused_ops import FusedOps, Layout, layouts_of
 from graphs.ops import ForwardPass, HeadOps, Ops, OpTable
 from graphs.plain_ops import PlainOps
 from runtime.checkpoint.cache import cache_folder
+from runtime.models import choose_algorithms
+from runtime.models.choose_algorithms import measured_algorithms, use_algorithms
+from runtime.models.measure_in_turn import measure_in_turn
 
 logger = logging.getLogger(__name__)
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 """Token rows that are measured; a step takes what was best for the next larger of them, one of more rows the library."""
-
-TURNS = 5
 
 _NAMES = {True: "fused", False: "library"}
 
@@ -51,7 +52,7 @@ _BYTES = 400_000_000
 @dataclass(frozen=True)
 class Measured:
     """Microseconds of all measured layers, and of the head with its argmax, by set, in the order of `rows`; and
-    which of its forms (`forms_of`) each product was fastest in."""
+    which of its forms (`forms_of`) each product was fastest in, and which algorithm the library's product is fastest by."""
 
     rows: list[int]
     fused_layers: list[float]
@@ -59,6 +60,7 @@ class Measured:
     fused_head: list[float]
     library_head: list[float]
     layouts: list[dict[str, int]]
+    algorithms: list[dict[str, str]]
 
     def fused_best(self) -> list[tuple[bool, bool]]:
         """For each row count: is the fused set faster in the layers, and in the head?"""
@@ -75,7 +77,9 @@ class Measured:
         columns = list(values.values())
         if not all(isinstance(column, list) and len(column) == len(values["rows"]) > 0 for column in columns):
             return None
-        numbers = [number for name in names[:-1] for number in values[name]]
+        numbers = [number for name in names[:-2] for number in values[name]]
+        if not all(_are_algorithms(of_rows) for of_rows in values["algorithms"]):
+            return None
         places = [place for layouts in values["layouts"] if isinstance(layouts, dict) for place in layouts.values()]
         if len([layouts for layouts in values["layouts"] if isinstance(layouts, dict) and sorted(layouts) == PRODUCTS]) != len(
             columns[0]
@@ -86,6 +90,13 @@ class Measured:
         if not all(isinstance(number, int | float) and not isinstance(number, bool) and 0 < number < 1e9 for number in numbers):
             return None
         return cls(**values)
+
+
+def _are_algorithms(values: Any) -> bool:
+    """Is it what `measured_algorithms` returns?"""
+    if not isinstance(values, dict) or sorted(values) != choose_algorithms.PRODUCTS:
+        return False
+    return all(isinstance(value, str) and re.fullmatch("([0-9a-f]{2})*", value) for value in values.values())
 
 
 def forms_of(layer: LayerArrays, name: str) -> list[Layout | None]:
@@ -136,6 +147,8 @@ class OpsChooser:
         if measured is None:
             measured = self._measure(fused, library)
             write_measured(path, key, measured)
+        else:
+            self._use_algorithms(measured)
         return table_of(measured, fused, library, self.model.layers[0])
 
     def _rows(self) -> list[int]:
@@ -160,11 +173,14 @@ class OpsChooser:
         heads = {"fused_head": replace(fused, stripes=None), "library_head": replace(fused, stripes=library.stripes)}
         found: dict[str, list[float]] = {name: [] for name in ("fused_layers", "library_layers", *heads)}
         layouts: list[dict[str, int]] = []
+        algorithms: list[dict[str, str]] = []
         stream = self.device.stream("choose_ops")
         borrowed: list[Any] = []
         rows = self._rows()
         for count in rows:
             run = self._pass(stream, count, borrowed)
+            algorithms.append(measured_algorithms(self.device, run))
+            use_algorithms(run, algorithms[-1])
             places = dict.fromkeys(PRODUCTS, 0)
             for name in PRODUCTS:
                 places[name] = self._fastest_form(run, fused, name, places)
@@ -181,7 +197,15 @@ class OpsChooser:
         stream.synchronize()
         for array in borrowed:
             self.device.free(array)
-        return Measured(rows, **found, layouts=layouts)
+        return Measured(rows, **found, layouts=layouts, algorithms=algorithms)
+
+    def _use_algorithms(self, measured: Measured) -> None:
+        stream = self.device.stream("choose_ops")
+        borrowed: list[Any] = []
+        for rows, chosen in zip(measured.rows, measured.algorithms, strict=True):
+            use_algorithms(self._pass(stream, rows, borrowed), chosen)
+        for array in borrowed:
+            self.device.free(array)
 
     def _pass(self, stream: Any, rows: int, borrowed: list[Any]) -> ForwardPass:
         """A step of one request with so many rows, all of them live, at the beginning of its sequence."""
@@ -224,30 +248,6 @@ class OpsChooser:
             ops.attention(run, layer)
             ops.attention_output(run, layer, layer.post_norm)
             ops.feed_forward(run, layer, layer.input_norm)
-
-
-def measure_in_turn(
-    device: Any, stream: Any, records: dict[str, Callable[[], None]], *, turns: int = TURNS, replays: int = 1
-) -> dict[str, float]:
-    """Median microseconds of the graph of each, replayed in turn, `replays` times in a row."""
-    graphs = {}
-    for name, record in records.items():
-        record()  # compiles, outside the capture
-        with stream.capture(f"choose_ops.{name}") as captured:
-            record()
-        graphs[name] = captured.graph
-    begin, end = (device.event(f"choose_ops.{which}", timing=True) for which in ("begin", "end"))
-    times: dict[str, list[float]] = {name: [] for name in records}
-    for turn in range(turns + 1):
-        for name, graph in graphs.items():
-            stream.record(begin)
-            for _ in range(replays):
-                graph.launch(stream)
-            stream.record(end)
-            end.synchronize()
-            if turn > 0:
-                times[name].append(end.milliseconds_since(begin) * 1e3 / replays)
-    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def read_measured(path: Path, key: dict[str, Any]) -> Measured | None:
