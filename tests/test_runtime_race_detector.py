@@ -12,8 +12,7 @@ import pytest
 
 from kernels.lang import kernel
 from runtime.race_detector import Race, StaleStaging, UseAfterFree
-from runtime.virtual_device import VirtualDevice
-from tests.fuzz_programs import PythonExecutor
+from tests.python_device import make
 
 
 @kernel(writes=("y",))
@@ -28,10 +27,6 @@ def toggle(y, x):
     """y ^= x: any number of times without overflow."""
     for i in range(len(y)):
         y[i] ^= x[i]
-
-
-def make(**options) -> VirtualDevice:
-    return VirtualDevice(PythonExecutor(), **options)
 
 
 def line() -> int:

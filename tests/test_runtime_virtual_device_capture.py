@@ -14,7 +14,7 @@ from runtime.virtual_capture import VirtualCapture
 from runtime.virtual_device import VirtualDevice
 from runtime.virtual_graph import VirtualGraph
 from runtime.virtual_memory import VirtualArray
-from tests.fuzz_programs import PythonExecutor
+from tests.python_device import make
 
 SCHEDULES = [("eager", 0), ("lazy", 0), *(("random", seed) for seed in range(6))]
 
@@ -24,10 +24,6 @@ def accumulate(y, x, factor):
     """y += factor * x."""
     for i in range(len(y)):
         y[i] += factor * x[i]
-
-
-def make(**options) -> VirtualDevice:
-    return VirtualDevice(PythonExecutor(), **options)
 
 
 def zeros(device: VirtualDevice, *names: str) -> list[VirtualArray]:

@@ -6,6 +6,8 @@ from tests.mutants.mutation import Edit, Mutation, mutation
 
 _TAG, _TABLE = "runtime/mirror_tag.py", "runtime/mirror_table.py"
 _MIRROR_TESTS = "tests/test_runtime_mirror.py::test_"
+_DIFF_TESTS = "tests/test_runtime_mirror_diffs.py::test_"
+_DOWNLOAD_TESTS = "tests/test_runtime_mirror_downloads.py::test_"
 _TABLE_TESTS = "tests/test_runtime_mirror_table.py::test_"
 _MISSED = "DID NOT RAISE"
 _STALE = "stale ids are valid ids: acceptance falls, or nothing does"
@@ -47,7 +49,7 @@ MUTATIONS = (
         _TAG,
         "        if self.host_version < self.device_version:\n            self._refuse(\n                \"the host\"",
         "        if self.device_version < 0:\n            self._refuse(\n                \"the host\"",
-        test=_MIRROR_TESTS + "host_read_of_a_newer_device_names_buffer_versions_writer_and_remedy",
+        test=_DOWNLOAD_TESTS + "host_read_of_a_newer_device_names_buffer_versions_writer_and_remedy",
         expects=_MISSED,
         text=_STALE,
     ),
@@ -96,7 +98,7 @@ MUTATIONS = (
         _TAG,
         "        if self.device_version > self.host_version:\n            raise TwoWritersError(",
         "        if self.device_version < 0:\n            raise TwoWritersError(",
-        test=_MIRROR_TESTS + "host_write_over_a_newer_device_is_a_second_writer",
+        test=_DOWNLOAD_TESTS + "host_write_over_a_newer_device_is_a_second_writer",
         expects=_MISSED,
         text="token 0 again and again, but only at depth 2",
     ),
@@ -118,7 +120,7 @@ MUTATIONS = (
             Edit(_TAG, "carried = applies and self.carried == self.host_version", "carried = applies and self.carried is not None"),
             Edit(_TAG, "and self.carried != self.host_version:\n", "and self.carried is None:\n"),
         ),
-        test=_MIRROR_TESTS + "a_write_after_the_diffs_were_staged_is_not_covered_by_them",
+        test=_DIFF_TESTS + "a_write_after_the_diffs_were_staged_is_not_covered_by_them",
         expects=_MISSED,
         text="the cell arrives one step late",
     ),
@@ -128,7 +130,7 @@ MUTATIONS = (
         "runtime/mirror_diffs.py",
         "        taken = np.array(self._writes, np.int32).reshape(-1, 3)\n        self._writes.clear()\n",
         "        taken = np.array(self._writes, np.int32).reshape(-1, 3)\n",
-        test=_MIRROR_TESTS + "diffs_keep_order_and_bring_the_device_up_to_the_carried_version",
+        test=_DIFF_TESTS + "diffs_keep_order_and_bring_the_device_up_to_the_carried_version",
         text="writing a cell again with the same value changes nothing until the cell has another owner",
     ),
     Mutation(
@@ -138,7 +140,7 @@ MUTATIONS = (
             Edit(_TAG, "if not self.host_version < version == self.device_version:", "if not self.host_version < version:"),
             Edit(_TAG, '= version, "download"', '= self.device_version, "download"'),
         ),
-        test=_MIRROR_TESTS + "a_take_that_the_device_has_overtaken_leaves_the_host_copy_stale",
+        test=_DOWNLOAD_TESTS + "a_take_that_the_device_has_overtaken_leaves_the_host_copy_stale",
         expects="AssertionError|assert |DID NOT RAISE",
         text="counts of the step before are plausible counts",
     ),
@@ -158,7 +160,7 @@ MUTATIONS = (
         "runtime/mirror.py",
         "        if self._pinned_by:\n            graphs",
         "        if self.moves < 0:\n            graphs",
-        test=_MIRROR_TESTS + "a_pinned_buffer_cannot_move_and_says_who_holds_it",
+        test=_DIFF_TESTS + "a_pinned_buffer_cannot_move_and_says_who_holds_it",
         expects=_MISSED,
         text="freed memory keeps its bytes until somebody else gets it",
     ),
@@ -178,7 +180,7 @@ MUTATIONS = (
         "runtime/truth.py",
         "    if isinstance(value, HostUpperBound):\n        raise StaleValueError(\n            f",
         "    if isinstance(value, HostUpperBound):\n        return value.limit\n        raise StaleValueError(\n            f",
-        test=_MIRROR_TESTS + "a_bound_cannot_enter_a_buffer",
+        test=_DIFF_TESTS + "a_bound_cannot_enter_a_buffer",
         expects=_MISSED,
         text="the bound is exact whenever everything was accepted",
     ),
@@ -188,7 +190,7 @@ MUTATIONS = (
         "runtime/mirror.py",
         "if self.tag.device_wrote(writer) and self.poison:",
         "if self.tag.device_wrote(writer) and self.poison and self.pinned_by:",
-        test=_MIRROR_TESTS + "poison_makes_an_unguarded_read_of_an_overtaken_host_copy_loud",
+        test=_DIFF_TESTS + "poison_makes_an_unguarded_read_of_an_overtaken_host_copy_loud",
         text=_STALE,
     ),
 )
