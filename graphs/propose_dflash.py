@@ -19,10 +19,8 @@ from graphs.launch import Launcher
 from graphs.plain_ops import THREADS, Stripes, norm_threads
 from graphs.taps import TargetTaps
 from kernels.bias import add_bias
-from kernels.block_inputs import block_inputs
+from kernels.block_inputs import block_embed, block_inputs
 from kernels.context_store import store_context
-from kernels.embed import embed
-from kernels.logit_scale import scale_rows
 from kernels.rmsnorm import rms_norm
 
 ROW_THREADS = 32
@@ -125,30 +123,22 @@ class DFlashProposer:
         arrays, scratch, shape = self.arrays, self.scratch, self.arrays.shape
         run = self._run(launch, key, state, step)
         rows, count, live = run.requests, run.count, run.live
-        residual = scratch.residual[:count]
-        launch.launch(
-            block_inputs,
-            rows,
-            ROW_THREADS,
+        written = (
             scratch.block_ids[:count],
             scratch.block_positions[:count],
             scratch.pick_rows[: rows * self.k],
             scratch.context_lens[:rows],
             scratch.block_lens[:rows],
             scratch.block_live,
-            state.num_computed,
-            state.last_sampled,
-            step.inputs.idx_mapping[:rows],
-            shape.mask_token_id,
-            self.max_model_len,
-            step.inputs.num_requests,
         )
+        of_slots = (state.num_computed, state.last_sampled, step.inputs.idx_mapping[:rows])
+        frozen = (shape.mask_token_id, self.max_model_len)
         if self.ops.layers is not None:
+            launch.launch(block_inputs, rows, ROW_THREADS, *written, *of_slots, *frozen, step.inputs.num_requests)
             self.ops.layers.record(run, self.ops.attention)
             return
-        launch.launch(embed, count, THREADS, residual, arrays.embed, scratch.block_ids[:count], live)
-        if shape.input_embedding_scale != 1.0:
-            launch.launch(scale_rows, count, THREADS, residual, shape.input_embedding_scale, live)
+        embedded = (*frozen, shape.input_embedding_scale, step.inputs.num_requests)
+        launch.launch(block_embed, count, THREADS, *written, scratch.residual[:count], *of_slots, arrays.embed, *embedded)
         joins = self.ops.joins if count <= self.ops.joined_rows else PlainJoins()
         qkv, projected = scratch.qkv[:count], scratch.projected[:count]
         activated = scratch.activated[:count]

@@ -2,8 +2,48 @@
 
 from __future__ import annotations
 
-from kernels.lang import cuda, i32, kernel
+from kernels.lang import cuda, device_function, f32, i32, kernel
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
+from kernels.lang_storage import widen
+from kernels.project import divide
+
+
+@device_function
+def token_of(last_sampled, idx_mapping, mask_token_id, num_requests, row, i):
+    """The anchor of a live request where i = 0, else the mask."""
+    token = i32(mask_token_id)
+    if row < num_requests[0] and i == i32(0):
+        slot = i32(idx_mapping[row])
+        if slot >= i32(0) and slot < i32(last_sampled.shape[0]):
+            token = i32(last_sampled[slot])
+    return token
+
+
+@device_function
+def put_row(
+    block_ids, block_positions, pick_rows, context_lens, block_lens, block_live, num_computed, last_sampled, idx_mapping,
+    mask_token_id, max_model_len, num_requests, row, i, queries,
+):  # fmt: skip
+    """What `block_inputs` writes for query row i of request `row`, and with i = 0 for the request."""
+    live, slots = i32(num_requests[0]), i32(num_computed.shape[0])
+    computed, length = i32(0), i32(0)
+    if row < live:
+        slot = i32(idx_mapping[row])
+        if slot >= i32(0) and slot < slots:
+            computed = i32(num_computed[slot])
+            length = max(min(queries, i32(max_model_len - computed)), i32(0))
+    at = i32(row * queries + i)
+    token = token_of(last_sampled, idx_mapping, mask_token_id, num_requests, row, i)
+    block_ids[at] = token if row < live else i32(0)
+    block_positions[at] = min(i32(computed + i), i32(max_model_len - i32(1))) if row < live else i32(0)
+    if i > i32(0):
+        pick_rows[row * (queries - i32(1)) + i - i32(1)] = at if row < live else i32(0)
+    else:
+        context_lens[row] = computed
+        block_lens[row] = length
+        if row == i32(0):
+            block_live[0] = i32(live * queries)
+            block_live[1] = i32(live * (queries - i32(1)))
 
 
 @kernel(writes=("block_ids", "block_positions", "pick_rows", "context_lens", "block_lens", "block_live"), overlap=True)
@@ -42,32 +82,63 @@ def block_inputs(
     """
     wait_for_launches()
     let_next_launch_start()
-    live = i32(num_requests[0])
     rows = i32(context_lens.shape[0])
-    slots = i32(num_computed.shape[0])
     queries = i32(block_ids.shape[0] // rows)
-    thread = i32(cuda.threadIdx.x)
-    threads = i32(cuda.blockDim.x)
     for row in range(i32(cuda.blockIdx.x), rows, i32(cuda.gridDim.x)):
-        computed = i32(0)
-        anchor = i32(mask_token_id)
-        length = i32(0)
-        if row < live:
-            slot = i32(idx_mapping[row])
-            if slot >= i32(0) and slot < slots:
-                computed = i32(num_computed[slot])
-                anchor = i32(last_sampled[slot])
-                length = max(min(queries, i32(max_model_len - computed)), i32(0))
-        if thread == i32(0):
-            context_lens[row] = computed
-            block_lens[row] = length
-        for i in range(thread, queries, threads):
-            at = i32(row * queries + i)
-            token = anchor if i == i32(0) else i32(mask_token_id)
-            block_ids[at] = token if row < live else i32(0)
-            block_positions[at] = min(i32(computed + i), i32(max_model_len - i32(1))) if row < live else i32(0)
-            if i > i32(0):
-                pick_rows[row * (queries - i32(1)) + i - i32(1)] = at if row < live else i32(0)
-    if i32(cuda.blockIdx.x) == i32(0) and thread == i32(0):
-        block_live[0] = i32(live * queries)
-        block_live[1] = i32(live * (queries - i32(1)))
+        for i in range(i32(cuda.threadIdx.x), queries, i32(cuda.blockDim.x)):
+            put_row(
+                block_ids, block_positions, pick_rows, context_lens, block_lens, block_live, num_computed, last_sampled,
+                idx_mapping, mask_token_id, max_model_len, num_requests, i32(row), i32(i), queries,
+            )  # fmt: skip
+
+
+@kernel(
+    writes=("block_ids", "block_positions", "pick_rows", "context_lens", "block_lens", "block_live", "residual"), overlap=True
+)
+def block_embed(
+    block_ids,
+    block_positions,
+    pick_rows,
+    context_lens,
+    block_lens,
+    block_live,
+    residual,
+    num_computed,
+    last_sampled,
+    idx_mapping,
+    table,
+    mask_token_id,
+    max_model_len,
+    scale,
+    num_requests,
+):
+    """`block_inputs`, and residual[t] = table[block_ids[t]] * scale for the rows of live requests, zeros for an id outside [0, V).
+
+    Args:
+        residual: float32 [R * Q, H].
+        table: [V, H], any storage type.
+        scale: float32.
+        others: as in `block_inputs`.
+
+    Launch: a block a query row, threads over the columns; any grid and block is right. A row and what belongs to it is one block's.
+    No barrier. Capture safe. Oracle: kernels.oracle_dflash.block_embed.
+    """
+    wait_for_launches()
+    let_next_launch_start()
+    rows, vocabulary, width = i32(context_lens.shape[0]), i32(table.shape[0]), i32(table.shape[1])
+    queries = i32(block_ids.shape[0] // rows)
+    for at in range(i32(cuda.blockIdx.x), rows * queries, i32(cuda.gridDim.x)):
+        row = divide(i32(at), queries)
+        i = i32(at) - row * queries
+        if row < num_requests[0]:
+            token = token_of(last_sampled, idx_mapping, mask_token_id, num_requests, row, i)
+            known = token >= i32(0) and token < vocabulary
+            c = i32(cuda.threadIdx.x)
+            while c < width:
+                residual[at, c] = widen(table[token, c]) * scale if known else f32(0.0)
+                c += i32(cuda.blockDim.x)
+        if i32(cuda.threadIdx.x) == i32(0):
+            put_row(
+                block_ids, block_positions, pick_rows, context_lens, block_lens, block_live, num_computed, last_sampled,
+                idx_mapping, mask_token_id, max_model_len, num_requests, row, i, queries,
+            )  # fmt: skip

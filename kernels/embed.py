@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from kernels.lang import cuda, f32, kernel
+from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_storage import narrow, widen
 
 
-@kernel(writes=("out",))
+@kernel(writes=("out",), overlap=True)
 def embed(out, table, input_ids, num_tokens):
     """out[t] = table[input_ids[t]] for the live tokens; an id outside [0, V) gives a zero row.
 
@@ -22,6 +23,8 @@ def embed(out, table, input_ids, num_tokens):
     Launch: a block a token, threads over the columns (neighbouring threads read neighbouring columns).
     Block `t` owns row t of `out`. No barrier, nothing is allocated: safe under capture. Oracle: oracle_forward.embed.
     """
+    wait_for_launches()
+    let_next_launch_start()
     vocabulary, width = table.shape
     for row in range(cuda.blockIdx.x, num_tokens[0], cuda.gridDim.x):
         token = input_ids[row]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from kernels.lang import cuda, kernel
+from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_storage import narrow, widen
 
 
-@kernel(writes=("out",))
+@kernel(writes=("out",), overlap=True)
 def gather_rows(out, x, indices, num_rows):
     """out[j] = x[indices[j]] for the live rows.
 
@@ -19,6 +20,8 @@ def gather_rows(out, x, indices, num_rows):
     Launch: a block a row, threads over the columns. Block `j` owns row j of `out`. No barrier; safe under capture.
     Oracle: oracle_forward.gather_rows.
     """
+    wait_for_launches()
+    let_next_launch_start()
     width = x.shape[1]
     for row in range(cuda.blockIdx.x, num_rows[0], cuda.gridDim.x):
         source = indices[row]

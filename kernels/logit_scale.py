@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from kernels.exponential import exp
 from kernels.lang import cuda, f32, kernel
+from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 
 
-@kernel(writes=("logits",))
+@kernel(writes=("logits",), overlap=True)
 def logit_scale(logits, multiplier, cap, num_rows):
     """logits[j] = cap * tanh(multiplier * logits[j] / cap) for the live rows; without the tanh where cap is 0. In place.
 
@@ -18,6 +19,8 @@ def logit_scale(logits, multiplier, cap, num_rows):
     Launch: grid (rows, n) for any n, threads over the columns. An element belongs to one thread. No barrier; safe under capture,
     and not idempotent. Oracle: oracle_dflash.logit_scale.
     """
+    wait_for_launches()
+    let_next_launch_start()
     width = logits.shape[1]
     first = cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
     stride = cuda.gridDim.y * cuda.blockDim.x
@@ -28,20 +31,3 @@ def logit_scale(logits, multiplier, cap, num_rows):
                 # tanh(y) = 1 - 2 / (exp(2 y) + 1): no overflow, since exp saturates at infinity.
                 value = cap * (f32(1.0) - f32(2.0) / (exp(f32(2.0) * value / cap) + f32(1.0)))
             logits[row, i] = value
-
-
-@kernel(writes=("x",))
-def scale_rows(x, factor, num_tokens):
-    """x[t] *= factor for the live tokens. In place.
-
-    Args:
-        x: float32 [T, H].
-        factor: float32.
-        num_tokens: int32 [1], live rows.
-
-    Launch: a block a token, threads over the columns. Block `t` owns row t. No barrier; safe under capture, and not idempotent.
-    Oracle: oracle_dflash.scale_rows.
-    """
-    for row in range(cuda.blockIdx.x, num_tokens[0], cuda.gridDim.x):
-        for i in range(cuda.threadIdx.x, x.shape[1], cuda.blockDim.x):
-            x[row, i] *= factor

@@ -89,6 +89,18 @@ def block_inputs(
     }
 
 
+def block_embed(
+    rows: int, queries: int, residual: Floats, table: Floats, scale: float, **inputs: Any
+) -> dict[str, npt.NDArray[Any]]:
+    """Every output of the kernel by name; inputs: the others of `block_inputs`."""
+    written: dict[str, npt.NDArray[Any]] = dict(block_inputs(rows, queries, **inputs))
+    embedded, live = residual.copy(), int(written["block_live"][0])
+    ids = written["block_ids"][:live]
+    known = (ids >= 0) & (ids < len(table))
+    embedded[:live] = np.where(known[:, None], table[np.where(known, ids, 0)] * np.float32(scale), 0)
+    return {**written, "residual": embedded}
+
+
 def block_attention(
     out: Floats,
     qkv: Floats,
@@ -148,12 +160,6 @@ def logit_scale(logits: Floats, multiplier: float, cap: float, num_rows: Integer
     result, live = logits.copy(), num_rows[0]
     scaled = logits[:live].astype(np.float64) * multiplier
     result[:live] = cap * np.tanh(scaled / cap) if cap else scaled
-    return result
-
-
-def scale_rows(x: Floats, factor: float, num_tokens: Integers) -> Floats:
-    result = x.copy()
-    result[: num_tokens[0]] *= np.float32(factor)
     return result
 
 

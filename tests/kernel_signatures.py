@@ -84,6 +84,7 @@ SIGNATURES: dict[str, str] = {
     # block drafters
     "tap": "s2 f2 i i1",
     "store_context": "s6 f2 f2 f2 i1 i1 i1 i1 i1 f i1",
+    "block_embed": "i1 i1 i1 i1 i1 i1 f2 i1 i1 i1 s2 i i f i1",
     "block_inputs": "i1 i1 i1 i1 i1 i1 i1 i1 i1 i i i1",
     "block_attention": "s2 f2 s6 i2 i1 i1 i1 i i i i f i1",
     "block_attend": "s2 s4 s4 f2 f1 f1 f2 i2 i1 i1 i1 i f i i f i1",
@@ -91,7 +92,6 @@ SIGNATURES: dict[str, str] = {
     "join_conv": "f2 s2 f2 f2 f2 f3 f2 f1 f3 s2 f i i i1",
     "join_norm": "s2 f2 f2 f3 f2 f1 f i i1",
     "logit_scale": "f2 f f i1",
-    "scale_rows": "f2 f i1",
     "top_candidates": "i2 f2 f2 i i1",
     "edge_scores": "f3 i2 f2 f2 s2 s2 i1 i i1",
     "selector_walk": "i2 i1 i3 f3 i2 f3 i1 i1 i1 i1 i1 f1 i2 i1",

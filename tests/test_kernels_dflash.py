@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,12 +13,12 @@ from kernels import oracle_dflash as oracle
 from kernels.block_attend import block_attend
 from kernels.block_attention import block_attention
 from kernels.block_conv import block_conv
-from kernels.block_inputs import block_inputs
+from kernels.block_inputs import block_embed, block_inputs
 from kernels.block_join import join_conv, join_norm
 from kernels.candidates import top_candidates
 from kernels.context_store import store_context
 from kernels.draft_store import store_drafts
-from kernels.logit_scale import logit_scale, scale_rows
+from kernels.logit_scale import logit_scale
 from kernels.selector import edge_scores, selector_walk
 from kernels.tap import tap
 from tests.kernel_cases import Launch, floats, guarded, launches, live, poisoned, untouched
@@ -90,6 +92,8 @@ def run_block_inputs(launch: Launch, rows: int, queries: int, count: int, **slot
     inputs = {"mask_token_id": 7, "max_model_len": 12, "num_requests": live(count), **slots}
     expected = oracle.block_inputs(rows, queries, **inputs)
     launch.check(block_inputs, {**outputs, **inputs}, expected)
+    rest: dict[str, Any] = {"residual": untouched(rows * queries, 6), "table": floats(38, 60, 6), "scale": 1.5}
+    launch.check(block_embed, {**outputs, **inputs, **rest}, oracle.block_embed(rows, queries, **inputs, **rest))
     return expected
 
 
@@ -328,12 +332,6 @@ def test_logit_scale(launch: Launch, multiplier: float, cap: float) -> None:
     logits[0, :2] = 1e4, -1e4
     args = {"logits": guarded(logits, 3), "multiplier": multiplier, "cap": cap, "num_rows": live(3)}
     launch.check(logit_scale, args, {"logits": oracle.logit_scale(**args)}, rtol=2e-6, atol=4e-6)
-
-
-@ROW_LAUNCHES
-def test_scale_rows(launch: Launch) -> None:
-    args = {"x": guarded(floats(11, CAPACITY, 9), 3), "factor": 22.6, "num_tokens": live(3)}
-    launch.check(scale_rows, args, {"x": oracle.scale_rows(**args)}, rtol=0, atol=0)
 
 
 def candidates_case(logits: np.ndarray, count: int, k: int, padding: int = 3) -> dict:
