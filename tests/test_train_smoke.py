@@ -29,6 +29,7 @@ pytestmark = pytest.mark.parity
 from runtime.speculators.train.blocks import Blocks, blocks_of, draw_anchors, surprise  # noqa: E402
 from runtime.speculators.train.documents import Document, DocumentStore, cut_loops  # noqa: E402
 from runtime.speculators.train.drafter import TorchDrafter  # noqa: E402
+from runtime.speculators.train.export import read_tensors  # noqa: E402
 from runtime.speculators.train.generate import Generator  # noqa: E402
 from runtime.speculators.train.held_out import HeldOut  # noqa: E402
 from runtime.speculators.train.losses import HeadLoss, HeadTask, best_columns, selector_loss  # noqa: E402
@@ -412,6 +413,21 @@ def test_windows_take_their_turns_in_one_memory(
 
     trainer.run(look)
     assert seen == [(0, 1)] * 3 + [(1, 3)] * 3
+
+
+def test_the_mean_of_drafters(model: TinyModel, tmp_path: Path) -> None:
+    """Of one shape; others have none."""
+    for name, seed, layers in (("a", 1, 2), ("b", 2, 2), ("c", 3, 1)):
+        write_tiny_drafter(tmp_path / name, model.shape, DrafterShape(version=2, num_layers=layers, seed=seed))
+    command = [sys.executable, "-m", "runtime.speculators.train.average", "--output", str(tmp_path / "mean"), str(tmp_path / "a")]
+    done = subprocess.run([*command, str(tmp_path / "b")], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{tmp_path / 'mean'}: the mean of 2 drafters\n"
+    a, b, mean = (read_tensors(tmp_path / name) for name in ("a", "b", "mean"))
+    for name, tensor in mean.items():
+        torch.testing.assert_close(tensor, ((a[name].float() + b[name].float()) / 2).bfloat16())
+    refused = subprocess.run([*command, str(tmp_path / "c")], capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "only drafters of one shape have a mean" in refused.stderr
 
 
 def test_more_layers_and_a_lower_rank_begin_from_a_drafter(model: TinyModel, target: TorchTarget, tmp_path: Path) -> None:
