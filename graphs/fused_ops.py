@@ -20,10 +20,10 @@ from graphs.plain_ops import Stripes, norm_threads, record_argmax
 from kernels.attend_step import MAX_HEAD_DIM
 from kernels.behind_product import EIGHT, add_squares, norm_swiglu
 from kernels.bias import add_bias
+from kernels.embed_squares import embed_squares
 from kernels.head import best_of_stripes, gather_norm, project_argmax
 from kernels.lang import Kernel
 from kernels.project import (
-    embed_squares,
     norm_gate_up,
     norm_project,
     norm_project_two,
@@ -36,8 +36,8 @@ from kernels.tile import CHUNK, TILE_ROWS
 
 THREADS = 128
 
-_BEHIND_THREADS = 64
-"""Of a block behind a library's product: few, so that a row is shared by many multiprocessors."""
+_SHARING_THREADS = 64
+"""Of a block that shares a row with others: few, so that many multiprocessors do."""
 
 _LARGE_BYTES = 8 << 20
 """16-bit weights of a product from which a tile is sixteen weight rows: below, more blocks of eight fill the GPU better."""
@@ -172,7 +172,8 @@ class FusedOps:
     def embed(self, run: ForwardPass, norm: Array) -> None:
         tokens, written = run.num_tokens, self._residual_and_norm(run)
         ids = run.step.input_token_ids[:tokens]
-        run.launch.launch(embed_squares, tokens, THREADS, *written, run.model.embed, norm, ids, run.live)
+        arguments = (*written, run.model.embed, norm, ids, run.live)
+        run.launch.launch(embed_squares, _sharing_grid(run.residual), _SHARING_THREADS, *arguments)
         if self._whole_norm(run, "down"):
             self._norm(run, norm)
 
@@ -208,7 +209,7 @@ class FusedOps:
             gate_up = run.scratch.gate_up[: run.num_tokens]
             run.launch.matmul(gate_up, normed, layer.gate_up, run.live)
             behind = (activated, gate_up, squares, normed.shape[1], eps, self._scaled(run), run.live)
-            run.launch.launch(norm_swiglu, _behind_grid(activated), _BEHIND_THREADS, *behind)
+            run.launch.launch(norm_swiglu, _sharing_grid(activated), _SHARING_THREADS, *behind)
             return
         threads = 32 * (layout.warps + 1)
         arguments = (
@@ -230,7 +231,7 @@ class FusedOps:
         launch, scratch, live, shape = run.launch, run.scratch, run.step.inputs.num_logits, run.model.shape
         rows, logits = scratch.logit_rows[:num_logits], scratch.logits[:num_logits]
         indices, eps = run.step.logits_indices[:num_logits], shape.rms_norm_eps
-        threads = norm_threads(rows.shape[1])
+        threads = norm_threads(-(-rows.shape[1] // EIGHT))
         launch.launch(gather_norm, num_logits, threads, rows, scratch.residual, run.model.final_norm, indices, eps, live)
         if self.stripes is not None:
             launch.matmul(logits, rows, run.model.head, live)
@@ -274,7 +275,7 @@ class FusedOps:
             threads = norm_threads(normed.shape[1])
             launch.launch(add_rms_norm, tokens, threads, normed, residual, projected, norm, eps, run.live)
         else:
-            launch.launch(add_squares, _behind_grid(projected), _BEHIND_THREADS, *written, projected, norm, run.live)
+            launch.launch(add_squares, _sharing_grid(projected), _SHARING_THREADS, *written, projected, norm, run.live)
         if tap is not None:
             run.record_tap()
 
@@ -293,6 +294,6 @@ class FusedOps:
         run.launch.launch(rms_norm, run.num_tokens, threads, normed, run.residual, gain, eps, run.live)
 
 
-def _behind_grid(out: Array) -> tuple[int, int]:
-    """Blocks of a launch behind a library's product, for [T, columns]."""
-    return out.shape[0], -(-out.shape[1] // (EIGHT * _BEHIND_THREADS))
+def _sharing_grid(out: Array) -> tuple[int, int]:
+    """Blocks that share the rows of [T, columns]."""
+    return out.shape[0], -(-out.shape[1] // (EIGHT * _SHARING_THREADS))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+from kernels.behind_product import multiplied, sum_of_eight
 from kernels.block_reduce import block_best, block_total
-from kernels.lang import MAX_THREADS, NEG_INF, cuda, f32, i32, kernel
+from kernels.lang import MAX_THREADS, NEG_INF, cuda, device_function, f32, i32, kernel
+from kernels.lang_eight import read_eight, read_eight_flat, write_eight
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_storage import narrow
 from kernels.lang_warp import lane, octet_best, octet_lane, octet_size, warp_barrier, warp_size
@@ -39,6 +41,20 @@ _CELLS = _WARPS * 2 * _ROWS_AT_ONCE
 _NONE = i32(2147483647)
 
 
+@device_function
+def scaled_eight(v, scale):
+    return (
+        v[0] * scale,
+        v[1] * scale,
+        v[2] * scale,
+        v[3] * scale,
+        v[4] * scale,
+        v[5] * scale,
+        v[6] * scale,
+        v[7] * scale,
+    )
+
+
 @kernel(writes=("out",), overlap=True)
 def gather_norm(out, residual, gain, indices, eps, num_rows):
     """out[j] = RMSNorm(residual[indices[j]]) * gain for the live rows.
@@ -51,21 +67,30 @@ def gather_norm(out, residual, gain, indices, eps, num_rows):
         eps: float32.
         num_rows: int32 [1], live rows of `out`.
 
-    Launch: a block a row, threads over the columns. Block `j` owns row j; its barriers are reached by all its threads. Safe under
-    capture. Oracle: oracle_fused.gather_norm.
+    Launch: a block a row, threads over the columns; with eight columns a thread or fewer a row is read once. Block `j` owns row
+    j; its barriers are reached by all its threads. Safe under capture. Oracle: oracle_fused.gather_norm.
     """
     scratch = cuda.shared.array(MAX_THREADS, f32)
     wait_for_launches()
     let_next_launch_start()
-    width = residual.shape[1]
+    width = i32(residual.shape[1])
+    at_once = width & i32(7) == i32(0) and width <= i32(8) * i32(cuda.blockDim.x)
+    i = i32(cuda.threadIdx.x) * i32(8)
     for row in range(cuda.blockIdx.x, num_rows[0], cuda.gridDim.x):
-        source = indices[row]
-        squares = f32(0.0)
-        for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
-            squares += residual[source, i] * residual[source, i]
+        source, squares = indices[row], f32(0.0)
+        if at_once:  # a thread has eight columns, and keeps them
+            values, gains = read_eight(residual, source, min(i, width - i32(8))), read_eight_flat(gain, min(i, width - i32(8)))
+            if i < width:
+                squares = sum_of_eight(multiplied(values, values))
+            scale = f32(1.0) / f32(math.sqrt(block_total(squares, scratch) / f32(width) + eps))
+            if i < width:
+                write_eight(out, row, i, multiplied(scaled_eight(values, scale), gains))
+            continue
+        for column in range(cuda.threadIdx.x, width, cuda.blockDim.x):
+            squares += residual[source, column] * residual[source, column]
         scale = f32(1.0) / f32(math.sqrt(block_total(squares, scratch) / f32(width) + eps))
-        for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
-            out[row, i] = narrow(residual[source, i] * scale * gain[i], out)
+        for column in range(cuda.threadIdx.x, width, cuda.blockDim.x):
+            out[row, column] = narrow(residual[source, column] * scale * gain[column], out)
 
 
 @kernel(writes=("logits", "best_value", "best_column"), max_registers=_REGISTERS, overlap=True, early=("weight",))

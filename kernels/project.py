@@ -19,7 +19,7 @@ import math
 from kernels.exponential import exp
 from kernels.lang import SIMULATED, cuda, device_function, f32, i32, kernel, u32
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
-from kernels.lang_storage import narrow, widen
+from kernels.lang_storage import narrow
 from kernels.lang_warp import lane, octet_lane, octet_size, octet_sum, primitive, warp_size, warp_sum
 from kernels.tile import (
     MAX_WARPS,
@@ -111,39 +111,6 @@ def norm_scales(scale, squares, token, width, eps, scaled):
         else:
             for t in range(lane(), TILE_TOKENS, warp_size()):
                 scale[t] = f32(1.0)
-
-
-@kernel(writes=("residual", "normed", "squares"), overlap=True)
-def embed_squares(residual, normed, squares, table, gain, input_ids, num_tokens):
-    """residual[t] = table[input_ids[t]], zeros for an id outside [0, V); and what the norm behind it reads.
-
-    Args:
-        residual: float32 [T, H].
-        normed: [T, H], any storage type: residual * gain.
-        squares: float32 [T, ceil(H / 8)]: sums of squares of columns 8 j .. 8 j + 7.
-        table: [V, H], any storage type.
-        gain: float32 [H], of the norm behind.
-        input_ids: int32 [T].
-        num_tokens: int32 [1], live rows.
-
-    Launch: a block a token, a thread a tile of 8 columns. No barrier; safe under capture. Oracle: oracle_fused.embed_squares.
-    """
-    wait_for_launches()
-    let_next_launch_start()
-    vocabulary, width = table.shape
-    for row in range(cuda.blockIdx.x, num_tokens[0], cuda.gridDim.x):
-        token = input_ids[row]
-        known = token >= 0 and token < vocabulary
-        for tile in range(cuda.threadIdx.x, squares.shape[1], cuda.blockDim.x):
-            total = f32(0.0)
-            for i in range(tile * TILE_ROWS, min((tile + 1) * TILE_ROWS, width)):
-                value = f32(0.0)
-                if known:
-                    value = widen(table[token, i])
-                residual[row, i] = value
-                normed[row, i] = narrow(value * gain[i], normed)
-                total += value * value
-            squares[row, tile] = total
 
 
 @device_function

@@ -11,10 +11,10 @@ from graphs.launch import Grid
 from kernels import oracle_fused as oracle
 from kernels.attend import attend_rows
 from kernels.behind_product import add_squares, norm_swiglu
+from kernels.embed_squares import embed_squares
 from kernels.head import best_of_stripes, gather_norm, project_argmax
 from kernels.lang import MAX_THREADS, SIMULATED, Kernel
 from kernels.project import (
-    embed_squares,
     norm_gate_up,
     norm_project,
     norm_project_two,
@@ -41,6 +41,7 @@ def warps(*shapes: tuple[Grid, int]) -> pytest.MarkDecorator:
 
 
 LAUNCHES = warps((2, 3), (1, 10))
+BEHIND_LAUNCHES = warps(((2, 2), 1), ((1, 3), 2))
 
 
 def out_of(storage: str, *shape: int) -> np.ndarray:
@@ -82,9 +83,9 @@ def wide_args(args: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@LAUNCHES
+@BEHIND_LAUNCHES
 @STORAGE
-@pytest.mark.parametrize("width", [24, 13])
+@pytest.mark.parametrize("width", [24, 13, 1304])
 def test_embed_squares(launch: Launch, storage: str, width: int) -> None:
     args = {
         "residual": untouched(5, width),
@@ -195,7 +196,6 @@ def test_project_residual_to_a_tap(launch: Launch, storage: str, slabs: int) -> 
 BEHIND = pytest.mark.parametrize(
     ("columns", "count", "capacity"), [(24, 2, 3), (13, 3, 3), (576, 1, 2), (1304, 5, 6), (8, 0, 2)], ids=str
 )
-BEHIND_LAUNCHES = warps(((2, 2), 1), ((1, 3), 2))
 
 
 @BEHIND_LAUNCHES
@@ -348,11 +348,12 @@ def test_attend_rows_across_chunks(launch: Launch, storage: str) -> None:
 
 @LAUNCHES
 @STORAGE
-def test_gather_norm(launch: Launch, storage: str) -> None:
+@pytest.mark.parametrize("width", [8, 24, 13, 800])
+def test_gather_norm(launch: Launch, storage: str, width: int) -> None:
     args = {
-        "out": out_of(storage, 4, 24),
-        "residual": floats(45, 6, 24),
-        "gain": floats(46, 24),
+        "out": out_of(storage, 4, width),
+        "residual": floats(45, 6, width),
+        "gain": floats(46, width),
         "indices": np.array([5, 0, 5, 2], np.int32),
         "eps": EPS,
         "num_rows": live(3),
