@@ -10,16 +10,11 @@ from hypothesis import strategies as st
 
 from tests.kernel_cases import Launch, cuda_launches
 from tests.step_cases import Step, steps
-from tests.test_kernels_step import (
-    SHAPES,
-    check_accept,
-    check_advance,
-    check_begin,
-    check_combine,
-    check_end,
-    check_ngram,
-    check_prepare,
-)
+from tests.step_launches import SHAPES, check_advance
+from tests.test_kernels_accept import check_accept
+from tests.test_kernels_combine import check_combine
+from tests.test_kernels_slots import check_ngram
+from tests.test_kernels_step import check_begin, check_end, check_prepare
 
 pytestmark = pytest.mark.gpu
 

@@ -27,7 +27,7 @@ MUTATIONS = (
         "            for i in range(min(i32(num_sampled[row]), i32(sampled.shape[1]))):\n",
         "            kept = min(i32(num_sampled[row]), i32(sampled.shape[1]))\n"
         "            for i in range(max(kept - i32(1), i32(0)), kept):\n",
-        test="tests/test_kernels_step.py::test_counts_are_of_the_tokens_kept",
+        test="tests/test_kernels_advance.py::test_counts_are_of_the_tokens_kept",
         text="without speculation every token is the last of its step",
     ),
     mutation(

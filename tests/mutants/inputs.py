@@ -6,6 +6,8 @@ from tests.mutants.mutation import mutation
 
 _COMBINE, _PREPARE = "kernels/combine.py", "kernels/prepare.py"
 _STEP_TESTS = "tests/test_kernels_step.py::test_"
+_COMBINE_TESTS = "tests/test_kernels_combine.py::test_"
+_SLOT_TESTS = "tests/test_kernels_slots.py::test_"
 _LOSSLESS = "the target verifies whatever it is fed, so a spoilt draft costs acceptance only"
 
 
@@ -101,7 +103,7 @@ MUTATIONS = (
         _COMBINE,
         "draft_tokens[slot, i] if i < stride else i32(-1)",
         "draft_tokens[slot, i]",
-        test=_STEP_TESTS + "combine_reads_no_draft_beyond_the_stride",
+        test=_COMBINE_TESTS + "combine_reads_no_draft_beyond_the_stride",
         text="reads the first draft of the next slot: a valid id, rejected",
     ),
     mutation(
@@ -110,7 +112,7 @@ MUTATIONS = (
         _COMBINE,
         "if num_logits > i32(0) and logits_start >= query_start and slot",
         "if num_logits > i32(0) and slot",
-        test=_STEP_TESTS + "combine_never_writes_into_the_row_before",
+        test=_COMBINE_TESTS + "combine_never_writes_into_the_row_before",
         text="no plan of the scheduler asks for it",
     ),
     mutation(
@@ -119,7 +121,7 @@ MUTATIONS = (
         _COMBINE,
         "if len(sums) != requests + 1:",
         "if len(sums) < 1:",
-        test=_STEP_TESTS + "check_arguments_refuses",
+        test=_COMBINE_TESTS + "check_arguments_refuses",
         expects="IndexError|DID NOT RAISE|Regex pattern did not match",
         text="the kernel reads one entry too far and finds whatever lies there",
     ),
@@ -139,7 +141,7 @@ MUTATIONS = (
         _COMBINE,
         "if num_logits < 0 or num_drafts < 0:",
         "if num_logits < 0:",
-        test=_STEP_TESTS + "check_arguments_refuses",
+        test=_COMBINE_TESTS + "check_arguments_refuses",
         expects="DID NOT RAISE|Regex pattern did not match",
         text="a row without its bonus writes nothing and looks like a prompt row",
     ),
@@ -149,7 +151,7 @@ MUTATIONS = (
         _COMBINE,
         "if pool_rows < num_slots:",
         "if pool_rows < requests:",
-        test=_STEP_TESTS + "check_arguments_refuses",
+        test=_COMBINE_TESTS + "check_arguments_refuses",
         expects="DID NOT RAISE",
         text="a high slot reads past the allocation: garbage drafts, which are rejected",
     ),
@@ -240,7 +242,7 @@ MUTATIONS = (
         "kernels/slots.py",
         "for w in range(i32(num_writes[0])):",
         "for w in range(i32(num_writes[0]) - i32(1), i32(-1), i32(-1)):",
-        test=_STEP_TESTS + "staged_writes_keep_their_order_on_a_cell",
+        test=_SLOT_TESTS + "staged_writes_keep_their_order_on_a_cell",
         text="only a cell that is written twice in one step is hit",
     ),
     mutation(

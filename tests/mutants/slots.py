@@ -6,8 +6,9 @@ from tests.mutants.mutation import Edit, Mutation, gated, mutation
 
 _SLOTS, _NGRAM, _ADMISSIONS = "kernels/slots.py", "kernels/ngram.py", "runtime/admissions.py"
 _STEP_TESTS = "tests/test_kernels_step.py::test_"
-_ADMIT = _STEP_TESTS + "admit_rewrites_every_field_of_its_slot_and_no_other"
-_NGRAM_LAUNCHES = _STEP_TESTS + "ngram_at_every_launch"
+_SLOT_TESTS = "tests/test_kernels_slots.py::test_"
+_ADMIT = _SLOT_TESTS + "admit_rewrites_every_field_of_its_slot_and_no_other"
+_NGRAM_LAUNCHES = _SLOT_TESTS + "ngram_at_every_launch"
 _KNOWN = "history[slot, i] = tokens[i] if i < known"
 _DRAFT_ONLY = "a wrong draft costs acceptance, never text"
 
@@ -86,7 +87,7 @@ MUTATIONS = (
         _NGRAM,
         "        if known:\n            for i",
         "        if known and count > i32(0):\n            for i",
-        test=_STEP_TESTS + "ngram_clears_the_drafts_of_rows_that_propose_nothing",
+        test=_SLOT_TESTS + "ngram_clears_the_drafts_of_rows_that_propose_nothing",
         text=_DRAFT_ONLY,
     ),
     mutation(
@@ -95,7 +96,7 @@ MUTATIONS = (
         _NGRAM,
         "if known and num_sampled[row] > i32(0) and finished",
         "if known and finished",
-        test=_STEP_TESTS + "ngram_clears_the_drafts_of_rows_that_propose_nothing",
+        test=_SLOT_TESTS + "ngram_clears_the_drafts_of_rows_that_propose_nothing",
         text=_DRAFT_ONLY,
     ),
     mutation(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from tests.mutants.mutation import mutation
 
 _ACCEPT, _ADVANCE, _ARGMAX = "kernels/accept.py", "kernels/advance.py", "kernels/argmax.py"
-_STEP_TESTS = "tests/test_kernels_step.py::test_"
-_WALK = _STEP_TESTS + "accept_by_hand"
-_CUT = _STEP_TESTS + "advance_cuts_the_block_at_the_first_stop"
+_ACCEPT_TESTS = "tests/test_kernels_accept.py::test_"
+_ADVANCE_TESTS = "tests/test_kernels_advance.py::test_"
+_WALK = _ACCEPT_TESTS + "accept_by_hand"
+_CUT = _ADVANCE_TESTS + "advance_cuts_the_block_at_the_first_stop"
 _ARGMAX_TEST = "tests/test_kernels_forward.py::test_argmax"
 _TEXT = "it does show in text, but without saying where; the test names kernel and row"
 
@@ -99,7 +100,7 @@ MUTATIONS = (
         _ACCEPT,
         "emitting = seq_lens[row] >= prefill_len[slot]",
         "emitting = seq_lens[row] >= i32(0)",
-        test=_STEP_TESTS + "a_prompt_chunk_that_carries_drafts_emits_and_rejects_nothing",
+        test=_ACCEPT_TESTS + "a_prompt_chunk_that_carries_drafts_emits_and_rejects_nothing",
         text="needs a prompt longer than a step's budget",
     ),
     mutation(
@@ -126,7 +127,7 @@ MUTATIONS = (
         _ADVANCE,
         "i32(query_len - num_rejected[row] - (emitted - kept))",
         "i32(query_len - (emitted - kept))",
-        test=_STEP_TESTS + "advance_at_every_launch",
+        test=_ADVANCE_TESTS + "advance_at_every_launch",
         text="the computed length becomes the upper bound: rejected keys are read as if they were committed",
     ),
     mutation(
@@ -135,7 +136,7 @@ MUTATIONS = (
         _ADVANCE,
         "i32(query_len - num_rejected[row] - (emitted - kept))",
         "i32(query_len - i32(2) * num_rejected[row] - (emitted - kept))",
-        test=_STEP_TESTS + "advance_at_every_launch",
+        test=_ADVANCE_TESTS + "advance_at_every_launch",
         text="keys are computed again at places where they stand already: the same text for a while",
     ),
     mutation(
@@ -207,7 +208,7 @@ MUTATIONS = (
         _ADVANCE,
         "if total + i < length:",
         "if total + i < length + width:",
-        test=_STEP_TESTS + "advance_writes_no_history_beyond_its_end",
+        test=_ADVANCE_TESTS + "advance_writes_no_history_beyond_its_end",
         text="overwrites the first prompt tokens of the next slot, which are read only at its next prefill",
     ),
     mutation(
@@ -216,7 +217,7 @@ MUTATIONS = (
         "kernels/penalties.py",
         "for i in range(min(i32(num_sampled[row]), i32(sampled.shape[1]))):",
         "for i in range(min(i32(num_sampled[row]), i32(1))):",
-        test=_STEP_TESTS + "counts_are_of_the_tokens_kept",
+        test=_ADVANCE_TESTS + "counts_are_of_the_tokens_kept",
         text="penalties are too weak by the acceptance length: plausible text",
     ),
     mutation(
