@@ -13,8 +13,9 @@ from graphs.draft_pass import BlockAttention, Joins, PlainBlockAttention, PlainJ
 from graphs.drafter_arrays import DraftArrays, DraftScratch
 from graphs.fused_ops import FusedOps, FusedScratch, stripes_of, why_not_fused
 from graphs.ops import OpTable
-from graphs.plain_ops import PagedAttention, PlainOps, Stripes
+from graphs.plain_ops import PlainOps, Stripes
 from graphs.propose_dflash import DraftOps
+from graphs.step_attention import StepAttention
 from kernels.attend_step import MAX_HEAD_DIM
 from kernels.block_join import MAX_QUERIES, TAPS
 from kernels.tile import TILE_ROWS
@@ -108,15 +109,16 @@ def _layers_as_target(
         return None
     rows, picks, tiles = scratch.residual.shape[0], scratch.logits.shape[0], -(-spec.hidden_size // TILE_ROWS)
     best = stripes_of(spec.vocab_size), picks
+    attention = StepAttention(scratch.attention)  # stands for the block's own while forms are measured
     fused = FusedOps(
         FusedScratch(
             squares=device.array("draft.squares", (rows, tiles), np.float32),
             best_value=device.array("draft.best_value", best, np.float32),
             best_column=device.array("draft.best_column", best, np.int32),
         ),
-        PagedAttention(),
+        attention,
     )
-    library = PlainOps(PagedAttention(), stripes)
+    library = PlainOps(attention, stripes)
     if not measure:
         return LayersAsTarget(shape, OpTable(library, ((MOST_FUSED_ROWS, fused),)))
     table, chosen = OpsChooser(device, as_model(arrays, shape), as_scratch(scratch))(fused, library)
