@@ -6,21 +6,15 @@ import ctypes
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from runtime.__main__ import main
 from runtime.interrupts import noted_interrupts, repeated_interrupts
+from tests.cli_process import pythons_own_handler
 
-
-@pytest.fixture(autouse=True)
-def _ctrl_c() -> Iterator[None]:
-    """Python's own handler, which it does not set in a process that was started in the background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+_ctrl_c = pytest.fixture(autouse=True)(pythons_own_handler)
 
 
 class Destroyed:
