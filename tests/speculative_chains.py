@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -28,6 +29,9 @@ from tests.kernel_cases import Launch
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
 Q = Literal["one-hot", "sparse"]
+
+TILES = 4
+"""Of a stripe; few of many stripes' leading tiles are looked at twice, which is what a race costs on a CPU."""
 
 FIRST_POSITION = 9
 """Position of the token that every chain starts from."""
@@ -79,6 +83,14 @@ class Chains:
     top_k: int = 0
     top_p: float = 1.0
 
+    @cached_property
+    def logits(self) -> npt.NDArray[np.float32]:
+        """What processing leaves behind each last token; one row where it is the same behind all of them."""
+        target = self.target[:1] if self.target.strides[0] == 0 else self.target
+        kept = filtered(target, self.temperature, self.top_k, self.top_p) > 0
+        with np.errstate(divide="ignore"):
+            return np.where(kept, np.log(target) / self.temperature, -np.inf).astype(np.float32)
+
     def run(self, launch: Launch, num_chains: int, length: int, seed: int) -> tuple[Ints, float]:
         """(tokens [num_chains, length] of chains that start at token 0, mean drafts kept a step)."""
         n, rows = num_chains, num_chains * (1 + self.k)
@@ -89,16 +101,14 @@ class Chains:
         lengths = np.ones(n, np.int32)
         missing = np.resize(np.array(self.missing, np.int32), n)
         kept: list[float] = []
-        kept_tokens = filtered(self.target, self.temperature, self.top_k, self.top_p) > 0
-        with np.errstate(divide="ignore"):
-            logits = np.where(kept_tokens, np.log(self.target) / self.temperature, -np.inf).astype(np.float32)
+        logits = self.logits
         steps = _Steps(self, n, seeds)
         while lengths.min() <= length:
             last = tokens[np.arange(n), lengths - 1]
             positions = (FIRST_POSITION + lengths - 1).astype(np.int32)
             drafts = steps.draft(launch, last, positions, missing)
             fed = np.concatenate([last[:, None], drafts], axis=1)
-            processed = logits[np.maximum(fed, 0)].reshape(rows, -1)
+            processed = logits[np.maximum(fed, 0) % len(logits)].reshape(rows, -1)
             sampled, num_sampled = steps.verify(launch, np.ascontiguousarray(processed), fed.reshape(-1), positions)
             for chain in np.flatnonzero(lengths <= length):
                 count = num_sampled[chain]
@@ -116,7 +126,7 @@ class _Steps:
         k, vocab_size = chains.k, len(chains.target)
         self.rows = n * (1 + k)
         self.vocab_size = vocab_size
-        self.stripes = -(-vocab_size // TILE)
+        self.stripes = -(-vocab_size // (TILES * TILE))
         self.slots = np.arange(n, dtype=np.int32)
         self.token_slot = np.repeat(self.slots, 1 + k)
         self.indices = np.arange(self.rows, dtype=np.int32)
@@ -143,13 +153,14 @@ class _Steps:
         score, column = np.zeros((self.stripes, rows), np.float32), np.zeros((self.stripes, rows), np.int32)
         where = (self.token_slot, positions, self.indices)
         if chains.q == "one-hot":
-            launch.run(race_stripes, score, column, processed, self.everything, self.temperature, self.seeds, *where, 1, live_rows)
+            of_row = (self.everything, self.temperature, self.seeds, *where)
+            launch.run(race_stripes, score, column, processed, *of_row, TILES, live_rows)
             launch.run(pick_rows, picks, degenerate, score, column, live_rows)
             launch.run(accept_greedy, sampled, num_sampled, num_drafts, picks, fed, self.indices, self.cu, live)
             return sampled, num_sampled
         sums = (np.zeros_like(score), np.zeros_like(score), np.zeros_like(column))
         log_sum, uniforms = np.zeros(rows, np.float32), np.zeros(rows, np.float32)
-        launch.run(sum_stripes, *sums, processed, self.everything, TILE, live_rows)
+        launch.run(sum_stripes, *sums, processed, self.everything, TILES * TILE, live_rows)
         places = np.tile(np.arange(1 + chains.k, dtype=np.int32), n)
         launch.run(sum_rows, log_sum, picks, degenerate, uniforms, *sums, self.seeds, *where, places, live_rows)
         accepted, scale, residual = np.zeros(n, np.int32), np.zeros(n, np.float32), np.zeros(n, np.int32)
@@ -157,7 +168,7 @@ class _Steps:
         walk = (processed, self.everything, log_sum, picks, uniforms, fed, self.indices, self.cu)
         mode = BLOCK if chains.verification == "block" else STANDARD
         launch.run(accept_drafts, *decided, num_drafts, *walk, *drafter, self.slots, int(mode), live)
-        rest = (self.seeds, positions, self.indices, self.cu, self.slots, 1, live)
+        rest = (self.seeds, positions, self.indices, self.cu, self.slots, TILES, live)
         launch.run(residual_stripes, score, column, processed, self.everything, log_sum, *decided, *drafter, *rest)
         emitted = (sampled, num_sampled, accepted, score, column, picks, fed, self.indices, self.cu)
         launch.run(emit_drawn, *emitted, self.history, np.zeros(n, np.int32), self.slots, live)
@@ -169,7 +180,7 @@ def filtered(p: Floats, temperature: float, top_k: int, top_p: float) -> Floats:
     with np.errstate(divide="ignore"):
         weights = np.exp(np.log(p) / temperature)
     weights /= weights.sum(axis=1, keepdims=True)
-    for row in weights:
+    for row in weights if top_k or top_p < 1 else ():
         order = np.argsort(-row, kind="stable")
         if top_k:
             row[order[top_k:]] = 0
