@@ -136,7 +136,7 @@ def _keep(report: dict[str, Any], plan: Plan, base: RunConfig, command: str, fol
     """A record for each opponent of the first arm."""
     from runtime.compare import axis_of
     from runtime.gates.verdict import GateReport
-    from runtime.records import Record
+    from runtime.records import Record, sources_of
 
     for second in dict.fromkeys(result.second for result in report["results"]):
         results = [result for result in report["results"] if result.second == second]
@@ -153,5 +153,5 @@ def _keep(report: dict[str, Any], plan: Plan, base: RunConfig, command: str, fol
         }
         gate = GateReport("compare", title, tuple(axis_of(result) for result in results), (), {})
         medians = {f"{result.metric} at {result.concurrency}": list(result.medians) for result in results if result.effect}
-        path = Record.of(gate, workload, report["facts"] | {"medians": medians}, command).write(folder)
+        path = Record.of(gate, workload, report["facts"] | {"medians": medians}, command, sources_of(base)).write(folder)
         print(f"wrote {path}", file=sys.stderr, flush=True)

@@ -121,7 +121,9 @@ def _measure(name: str, config: str, overrides: list[str] | None, quiet: bool) -
 
 
 def _keep(found: Measured, folder: Path, command: str) -> None:
-    from runtime.records import Record
+    from runtime.config import load_config
+    from runtime.records import Record, sources_of
 
-    path = Record.of(found.report, found.workload, found.facts, command).write(folder)
+    sources = sources_of(load_config(found.workload["config"]))
+    path = Record.of(found.report, found.workload, found.facts, command, sources).write(folder)
     print(f"wrote {path}", file=sys.stderr, flush=True)

@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from runtime.config import RunConfig
 from runtime.config_file import read_yaml
 from runtime.errors import ConfigError
 from runtime.gates.verdict import Axis, GateReport, Verdict
@@ -46,6 +47,16 @@ STEP_SOURCES = (
     "runtime/step_*.py",
 )
 """What decides how long a step takes."""
+
+def sources_of(config: RunConfig) -> tuple[str, ...]:
+    """What a measurement of a configuration speaks of: the code of a step, and the drafter where it is one of this repository."""
+    drafter = config.speculator.draft_source if config.speculator.method == "dflash" else None
+    folder = Path(drafter).resolve() if drafter else None
+    if folder is None or not folder.is_dir() or not folder.is_relative_to(ROOT):
+        return STEP_SOURCES
+    inside = folder.relative_to(ROOT).as_posix()
+    return (*STEP_SOURCES, f"{inside}/*.json", f"{inside}/*.safetensors")
+
 
 _KEYS = ("record", "title", "date", "verdict", "axes", "workload", "fingerprint", "facts", "command", "sources", "digest")
 

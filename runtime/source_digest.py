@@ -15,12 +15,15 @@ Span = tuple[tuple[int, int], tuple[int, int]]
 
 
 def sources_digest(patterns: Sequence[str], root: Path) -> str:
-    """SHA-256 over the names and the code of the files below `root` that match, in order of their names."""
+    """SHA-256 over the names and the code, or other contents, of the files below `root` that match, in order of their names."""
     files = sorted({path for pattern in patterns for path in root.glob(pattern) if path.is_file()})
     digest = hashlib.sha256()
     for path in files:
         name = path.relative_to(root).as_posix()
-        digest.update(name.encode() + b"\0" + hashlib.sha256(code_of(path.read_text("utf-8")).encode()).digest())
+        content = path.read_bytes()
+        if path.suffix == ".py":
+            content = code_of(content.decode()).encode()
+        digest.update(name.encode() + b"\0" + hashlib.sha256(content).digest())
     return digest.hexdigest()
 
 

@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 
 from runtime import records
 from runtime.cli import app
+from runtime.config import load_config
 from runtime.errors import ConfigError
 from runtime.gates.verdict import Axis, GateReport, Verdict
-from runtime.records import STEP_SOURCES, Record, read_records, render_records
+from runtime.records import STEP_SOURCES, Record, read_records, render_records, sources_of
 from runtime.source_digest import code_of, sources_digest
 
 BUSY = Axis("busy, graph mode", 98.5, 98.0, "percent of the window, an upper bound")
@@ -184,6 +185,25 @@ def test_code_is_what_is_left_without_comments_docstrings_and_blank_lines() -> N
     assert code_of(SOURCE) == CODE
     assert code_of("def f(:\n  # broken\n") == "def f(:\n  # broken\n"
     assert code_of("x = 1\n") != code_of("x = 2\n")
+
+
+def test_a_measurement_with_a_drafter_speaks_of_its_weights() -> None:
+    base = {"model": {"source": "random:tiny"}}
+    assert sources_of(load_config(base)) == STEP_SOURCES
+    drafting = load_config(records.ROOT / "configs" / "smollm2.yaml")
+    assert sources_of(drafting)[len(STEP_SOURCES) :] == (
+        "configs/drafters/smollm2-dflash2/*.json", "configs/drafters/smollm2-dflash2/*.safetensors",
+    )  # fmt: skip
+    assert sources_of(load_config(drafting, speculator__method="none")) == STEP_SOURCES
+    assert sources_of(load_config(base, speculator={"method": "dflash", "draft_source": "random:dflash2"})) == STEP_SOURCES
+
+
+def test_a_drafter_that_was_trained_anew_is_another_one(tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"\xff\x00# no comment")
+    first = sources_digest(("*.safetensors",), tmp_path)
+    weights.write_bytes(b"\xff\x00")
+    assert sources_digest(("*.safetensors",), tmp_path) != first
 
 
 def test_every_pattern_of_the_step_finds_sources() -> None:

@@ -204,7 +204,7 @@ MUTATIONS = (
         "record-that-never-ages",
         "9e-57",
         "runtime/source_digest.py",
-        "digest.update(name.encode() + b\"\\0\" + hashlib.sha256(code_of(path.read_text(\"utf-8\")).encode()).digest())",
+        "digest.update(name.encode() + b\"\\0\" + hashlib.sha256(content).digest())",
         "digest.update(name.encode() + b\"\\0\")",
         test="tests/test_records.py::test_a_record_is_stale_once_a_source_changes_appears_or_goes",
         text=_TEXT,
