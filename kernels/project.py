@@ -114,9 +114,11 @@ def norm_scales(scale, squares, token, width, eps, scaled):
 
 
 @device_function
-def project_rows(ring, partial, scale, out, x, squares, weight, eps, scaled, parts, slabs, num_tokens):
-    """What the two kernels below do."""
-    outputs, width, height = i32(weight.shape[0]), i32(weight.shape[1]), slabs * i32(TILE_ROWS)
+def project_rows(ring, partial, scale, out, x, squares, weight, eps, scaled, parts, slabs, gated, num_tokens):
+    """What the three kernels below do. gated 1: the second slab is of the weight rows that lie half of all further on, and out =
+    silu(first) * second; else it is of the next eight."""
+    outputs, width, height = i32(weight.shape[0]) >> gated, i32(weight.shape[1]), (slabs >> gated) * i32(TILE_ROWS)
+    second = outputs if gated > i32(0) else i32(TILE_ROWS)
     warp, warps = warp_of_block(), multiplying_warps(i32(1), slabs)
     parts = min(parts, warps)
     group, tiles = divide(warp, parts), divide(warps, parts)
@@ -124,33 +126,36 @@ def project_rows(ring, partial, scale, out, x, squares, weight, eps, scaled, par
     base, step = i32(cuda.blockIdx.x) * tiles * height, i32(cuda.gridDim.x) * tiles * height
     row = base + group * height
     if multiplies and row < outputs:
-        begin_products(ring, weight, row, row + i32(TILE_ROWS), part, parts, warp, slabs)
+        begin_products(ring, weight, row, row + second, part, parts, warp, slabs)
     wait_for_launches()
     let_next_launch_start()
     if multiplies and row < outputs:
         begin_rows(ring, x, i32(0), part, parts, warp, slabs)
     norm_scales(scale, squares, i32(0), width, eps, scaled)
-    live = i32(num_tokens[0])
+    live, halving = i32(num_tokens[0]), (slabs >> gated) - i32(1)
     while base < outputs:
         token = i32(0)
         while token < live:
             after = token + i32(TILE_TOKENS) if token + i32(TILE_TOKENS) < live else i32(0)
             if multiplies and row < outputs:
-                finish_products(ring, partial, x, token, weight, row, row + i32(TILE_ROWS), part, parts, warp, slabs)
+                finish_products(ring, partial, x, token, weight, row, row + second, part, parts, warp, slabs)
                 next_row = row if after > i32(0) else row + step
                 if next_row < outputs:
-                    begin_products(ring, weight, next_row, next_row + i32(TILE_ROWS), part, parts, warp, slabs)
+                    begin_products(ring, weight, next_row, next_row + second, part, parts, warp, slabs)
                     begin_rows(ring, x, after, part, parts, warp, slabs)
             cuda.syncthreads()
             item = divide(part * warp_size() + lane(), octet_size())
-            while multiplies and item < min(live - token, i32(TILE_TOKENS)) * slabs:
-                t, slab = item >> (slabs - i32(1)), item & (slabs - i32(1))
+            while multiplies and item < min(live - token, i32(TILE_TOKENS)) << halving:
+                t, slab = item >> halving, item & halving
                 n = octet_lane()
                 while n < i32(TILE_ROWS):
-                    output = row + slab * i32(TILE_ROWS) + n
+                    output, place = row + slab * i32(TILE_ROWS) + n, t * i32(TILE_ROWS) + n
                     if output < outputs:
-                        total = total_of(partial, warp - part, parts, slabs, slab, t * i32(TILE_ROWS) + n)
-                        out[token + t, output] = narrow(total * scale[t], out)
+                        total = total_of(partial, warp - part, parts, slabs, slab, place) * scale[t]
+                        if gated > i32(0):
+                            up = total_of(partial, warp - part, parts, slabs, i32(1), place) * scale[t]
+                            total = total / (f32(1.0) + exp(-total)) * up
+                        out[token + t, output] = narrow(total, out)
                     n += octet_size()
                 item += divide(parts * warp_size(), octet_size())
             cuda.syncthreads()
@@ -181,7 +186,7 @@ def norm_project(out, x, squares, weight, eps, scaled, parts, num_tokens):
     ring = cuda.shared.array(RING, f32)
     partial = cuda.shared.array(PARTIAL, f32)
     scale = cuda.shared.array(TILE_TOKENS, f32)
-    project_rows(ring, partial, scale, out, x, squares, weight, eps, scaled, parts, i32(1), num_tokens)
+    project_rows(ring, partial, scale, out, x, squares, weight, eps, scaled, parts, i32(1), i32(0), num_tokens)
 
 
 @kernel(writes=("out",), max_registers=_REGISTERS, overlap=True, early=("weight",))
@@ -195,7 +200,7 @@ def norm_project_two(out, x, squares, weight, eps, scaled, parts, num_tokens):
     ring = cuda.shared.array(RING, f32)
     partial = cuda.shared.array(PARTIAL, f32)
     scale = cuda.shared.array(TILE_TOKENS, f32)
-    project_rows(ring, partial, scale, out, x, squares, weight, eps, scaled, parts, i32(2), num_tokens)
+    project_rows(ring, partial, scale, out, x, squares, weight, eps, scaled, parts, i32(2), i32(0), num_tokens)
 
 
 @kernel(writes=("out",), max_registers=_REGISTERS, overlap=True, early=("weight",))
@@ -213,49 +218,7 @@ def norm_gate_up(out, x, squares, weight, eps, scaled, parts, num_tokens):
     ring = cuda.shared.array(RING, f32)
     partial = cuda.shared.array(PARTIAL, f32)
     scale = cuda.shared.array(TILE_TOKENS, f32)
-    outputs, width, slabs = i32(weight.shape[0]) // i32(2), i32(weight.shape[1]), i32(2)
-    warp, warps = warp_of_block(), multiplying_warps(i32(1), slabs)
-    parts = min(parts, warps)
-    group, tiles = divide(warp, parts), divide(warps, parts)
-    multiplies, part = group < tiles, warp - group * parts
-    base, step = i32(cuda.blockIdx.x) * tiles * i32(TILE_ROWS), i32(cuda.gridDim.x) * tiles * i32(TILE_ROWS)
-    row = base + group * i32(TILE_ROWS)
-    if multiplies and row < outputs:
-        begin_products(ring, weight, row, outputs + row, part, parts, warp, slabs)
-    wait_for_launches()
-    let_next_launch_start()
-    if multiplies and row < outputs:
-        begin_rows(ring, x, i32(0), part, parts, warp, slabs)
-    norm_scales(scale, squares, i32(0), width, eps, scaled)
-    live = i32(num_tokens[0])
-    while base < outputs:
-        token = i32(0)
-        while token < live:
-            after = token + i32(TILE_TOKENS) if token + i32(TILE_TOKENS) < live else i32(0)
-            if multiplies and row < outputs:
-                finish_products(ring, partial, x, token, weight, row, outputs + row, part, parts, warp, slabs)
-                next_row = row if after > i32(0) else row + step
-                if next_row < outputs:
-                    begin_products(ring, weight, next_row, outputs + next_row, part, parts, warp, slabs)
-                    begin_rows(ring, x, after, part, parts, warp, slabs)
-            cuda.syncthreads()
-            t = divide(part * warp_size() + lane(), octet_size())
-            while multiplies and t < min(live - token, i32(TILE_TOKENS)):
-                n = octet_lane()
-                while n < i32(TILE_ROWS):
-                    if row + n < outputs:
-                        place = t * i32(TILE_ROWS) + n
-                        gate = total_of(partial, warp - part, parts, slabs, i32(0), place) * scale[t]
-                        up = total_of(partial, warp - part, parts, slabs, i32(1), place) * scale[t]
-                        out[token + t, row + n] = narrow(gate / (f32(1.0) + exp(-gate)) * up, out)
-                    n += octet_size()
-                t += divide(parts * warp_size(), octet_size())
-            cuda.syncthreads()
-            if after != token:
-                norm_scales(scale, squares, after, width, eps, scaled)
-            token += i32(TILE_TOKENS)
-        base += step
-        row += step
+    project_rows(ring, partial, scale, out, x, squares, weight, eps, scaled, parts, i32(2), i32(1), num_tokens)
 
 
 @device_function
