@@ -101,6 +101,11 @@ def live(count: int) -> npt.NDArray[np.int32]:
     return np.array([count], np.int32)
 
 
+def ints(*values: Any) -> npt.NDArray[np.int32]:
+    """int32, as kernels take ids, lengths and places; lists for more dimensions."""
+    return np.array(values, np.int32)
+
+
 def floats(seed: int, *shape: int) -> npt.NDArray[np.float32]:
     """Standard normal float32, the same for the same seed and shape."""
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)

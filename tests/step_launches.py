@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -20,10 +18,6 @@ SIMULATED_LAUNCHES = [Launch("simulator", grid, block) for grid, block in SHAPES
 every_launch = launches(*SHAPES)
 launch_drawn = st.sampled_from([Launch("cpu"), *SIMULATED_LAUNCHES])
 quick = settings(max_examples=40, deadline=None, derandomize=True)
-
-
-def ints(*values: Any) -> Ints:
-    return np.array(values, np.int32)
 
 
 def out(*shape: int) -> Ints:

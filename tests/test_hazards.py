@@ -17,15 +17,11 @@ from runtime.gates.toy_engine import ToyEngine, ToyOptions, open_toy
 from runtime.mirror_errors import StaleReadError
 from runtime.plan import Admission, BlockWrite, ScheduledRow, StepPlan
 from runtime.sampling import SamplingParams
-from tests.kernel_cases import Launch, launches, live, untouched
+from tests.kernel_cases import Launch, ints, launches, live, untouched
 from tests.plan_executor import Loop, always
 
 EXECUTOR = CpuExecutor()
 every_launch = launches(*([(1, 1), (1, 3), (2, 32)] if SIMULATED else []))
-
-
-def ints(*values: Any) -> Any:
-    return np.array(values, np.int32)
 
 
 # Kernels

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 
 from kernels import oracle_step as oracle
 from kernels.accept import accept_greedy, sampled_rejected
-from tests.kernel_cases import Launch, live
+from tests.kernel_cases import Launch, ints, live
 from tests.step_cases import Step, all_kinds, steps
 from tests.step_launches import (
     every_launch,
     fed_step,
-    ints,
     launch_drawn,
     out,
     quick,

@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from kernels import oracle_step as oracle
 from kernels.advance import advance
 from kernels.penalties import count_tokens
-from tests.kernel_cases import Launch, live
+from tests.kernel_cases import Launch, ints, live
 from tests.step_cases import Ints, Step, all_kinds, steps
 from tests.step_launches import (
     check_advance,
     every_launch,
-    ints,
     launch_drawn,
     quick,
 )

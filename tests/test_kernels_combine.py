@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from kernels import oracle_step as oracle
 from kernels.combine import check_arguments, combine
-from tests.kernel_cases import Launch, live
+from tests.kernel_cases import Launch, ints, live
 from tests.step_cases import Ints, Step, all_kinds, steps
 from tests.step_launches import (
     every_launch,
-    ints,
     launch_drawn,
     out,
     quick,

@@ -21,7 +21,7 @@ from kernels.draft_store import store_drafts
 from kernels.logit_scale import logit_scale
 from kernels.selector import edge_scores, selector_walk
 from kernels.tap import tap
-from tests.kernel_cases import Launch, floats, guarded, launches, live, poisoned, untouched
+from tests.kernel_cases import Launch, floats, guarded, ints, launches, live, poisoned, untouched
 from tests.storage_cases import STORAGES, stored
 from tests.test_kernels_fused import check as check_stored
 from tests.test_kernels_fused import out_of, warps, wide_args
@@ -32,10 +32,6 @@ ROW_LAUNCHES = launches((1, 1), (2, 3), (7, 4), (1, 32))
 HEAD_LAUNCHES = launches((1, 1), ((2, 2), 3), ((5, 7), 2))
 WARP_LAUNCHES = warps(((1, 1), 1), ((2, 3), 3), ((7, 2), 4))
 STORAGE = pytest.mark.parametrize("storage", STORAGES)
-
-
-def integers(*values: int) -> np.ndarray:
-    return np.array(values, np.int32)
 
 
 @ROW_LAUNCHES
@@ -68,12 +64,12 @@ def test_store_context(
         "context_kv": poisoned(floats(3, 8, layers * 2 * kv_heads * head_dim), count),
         "k_norms": floats(4, layers, head_dim),
         "rope_table": rope_table(20, head_dim),
-        "positions": poisoned(integers(19, 0, 7, 8, 1, 5, 5, 3), count),
+        "positions": poisoned(ints(19, 0, 7, 8, 1, 5, 5, 3), count),
         # Committed, without a page, committed, rejected, the anchor's place, finished, no slot, a pad.
-        "token_slot": integers(2, 2, 0, 0, 3, 1, 4, 2),
-        "slot_mapping": integers(11, -1, 0, 5, 6, 7, 8, 9),
-        "num_computed": integers(8, 20, 20, 1),
-        "finished": integers(0, 2, 0, 0),
+        "token_slot": ints(2, 2, 0, 0, 3, 1, 4, 2),
+        "slot_mapping": ints(11, -1, 0, 5, 6, 7, 8, 9),
+        "num_computed": ints(8, 20, 20, 1),
+        "finished": ints(0, 2, 0, 0),
         "eps": EPS,
         "num_tokens": live(count),
     }
@@ -100,7 +96,7 @@ def run_block_inputs(launch: Launch, rows: int, queries: int, count: int, **slot
 @ROW_LAUNCHES
 def test_block_inputs_of_the_public_fixture(launch: Launch) -> None:
     """DFLASH.md 3.4: two requests, k = 2, anchors 42 and 88, mask 7, the third row a pad."""
-    slots = {"num_computed": integers(1, 0, 3), "last_sampled": integers(88, 5, 42), "idx_mapping": integers(2, 0, -1)}
+    slots = {"num_computed": ints(1, 0, 3), "last_sampled": ints(88, 5, 42), "idx_mapping": ints(2, 0, -1)}
     expected = run_block_inputs(launch, 3, 3, 2, **slots)
     assert expected["block_ids"].tolist() == [42, 7, 7, 88, 7, 7, 0, 0, 0]
     assert expected["block_positions"].tolist() == [3, 4, 5, 1, 2, 3, 0, 0, 0]
@@ -112,14 +108,14 @@ def test_block_inputs_of_the_public_fixture(launch: Launch) -> None:
 @pytest.mark.parametrize("computed", [8, 9, 10, 11, 12])
 @pytest.mark.parametrize("queries", [2, 4])
 def test_block_inputs_at_the_end_of_the_model_length(launch: Launch, computed: int, queries: int) -> None:
-    slots = {"num_computed": integers(computed, 3), "last_sampled": integers(1, 2), "idx_mapping": integers(0, 9)}
+    slots = {"num_computed": ints(computed, 3), "last_sampled": ints(1, 2), "idx_mapping": ints(0, 9)}
     expected = run_block_inputs(launch, 2, queries, 2, **slots)
     assert expected["block_positions"].max() <= 11
     assert expected["block_lens"].tolist() == [min(queries, 12 - computed), 0]
 
 
 # Blocks of three slots scattered over the cache, -1 behind the last one; block 4 belongs to nobody and holds NaN.
-TABLES = integers(7, 2, 9, -1, -1, -1, -1, -1, 0, 8, 3, 5).reshape(3, 4)
+TABLES = ints(7, 2, 9, -1, -1, -1, -1, -1, 0, 8, 3, 5).reshape(3, 4)
 
 
 def attention_case(
@@ -134,9 +130,9 @@ def attention_case(
         "qkv": qkv,
         "cache": stored(cache, storage),
         "block_tables": TABLES,
-        "idx_mapping": integers(2, 0, -1),
-        "context_lens": integers(3 * block_size + 1, block_size, 0),
-        "block_lens": integers(4, 3, 0),
+        "idx_mapping": ints(2, 0, -1),
+        "context_lens": ints(3 * block_size + 1, block_size, 0),
+        "block_lens": ints(4, 3, 0),
         "layer": 1,
         "num_heads": num_heads,
         "window": window,
@@ -170,7 +166,7 @@ def test_block_attention_over_16_bit_pages(launch: Launch, storage: str) -> None
 def test_block_attention_across_chunks_of_keys(launch: Launch, context: int) -> None:
     """The seam between context and block falls before, on and behind the border of a chunk; scores grow along the keys."""
     args = attention_case(2, 1, 4, 100, 0, 0)
-    args["context_lens"] = integers(context, 0, 0)
+    args["context_lens"] = ints(context, 0, 0)
     args["cache"][1, 0, TABLES[2, :3], :, 0, 0] = np.linspace(0, 40, 300, dtype=np.float32).reshape(3, 100)
     args["qkv"][:, [0, 4]] = 1.0
     launch.check(block_attention, args, {"out": oracle.block_attention(**args)}, rtol=1e-4, atol=1e-5)
@@ -191,7 +187,7 @@ def attend_case(
     kv_heads, slots, blocks = 2, 3, -(-max(contexts) // block_size) + 1
     tables = np.random.default_rng(5).permutation(slots * blocks).reshape(slots, blocks).astype(np.int32)
     caches = floats(31, 2, slots * blocks, block_size, kv_heads, head_dim)
-    idx_mapping = integers(2, 0, -1)
+    idx_mapping = ints(2, 0, -1)
     seen = np.zeros((slots * blocks, block_size), bool)
     for slot, context in zip(idx_mapping, contexts, strict=False):
         at = np.arange(context)
@@ -207,8 +203,8 @@ def attend_case(
         "table": rope_table(max(map(sum, zip(contexts, lengths, strict=True))), head_dim),
         "block_tables": tables,
         "idx_mapping": idx_mapping,
-        "context_lens": integers(*contexts, 0),
-        "block_lens": integers(*lengths, 0),
+        "context_lens": ints(*contexts, 0),
+        "block_lens": ints(*lengths, 0),
         "num_heads": num_heads,
         "eps": EPS,
         "window": window,
@@ -434,13 +430,13 @@ def walk_case(count: int, picks: int, temperature: tuple[float, ...]) -> dict:
         "q_probs": untouched(6, picks, count),
         "ids": np.random.default_rng(3).permutation(3000)[: 6 * picks * count].reshape(-1, count).astype(np.int32),
         "scores": scores,
-        "context_lens": integers(40, 7, 9, 11, 3, 2),
-        "block_lens": integers(picks + 1, picks, picks + 1, picks + 1, picks + 1, 0),
-        "finished": integers(0, 0, 0, 0, 1, 0),
-        "idx_mapping": integers(2, 0, 3, 4, 9, 5),
-        "num_sampled": integers(1, 2, 0, 1, 1, 1),
+        "context_lens": ints(40, 7, 9, 11, 3, 2),
+        "block_lens": ints(picks + 1, picks, picks + 1, picks + 1, picks + 1, 0),
+        "finished": ints(0, 0, 0, 0, 1, 0),
+        "idx_mapping": ints(2, 0, 3, 4, 9, 5),
+        "num_sampled": ints(1, 2, 0, 1, 1, 1),
         "temperature": np.array(temperature, np.float32),
-        "seed": integers(*range(12)).reshape(6, 2) - 5,
+        "seed": ints(*range(12)).reshape(6, 2) - 5,
         "num_requests": live(5),
     }
 
@@ -495,10 +491,10 @@ def test_store_drafts(launch: Launch) -> None:
         "draft_tokens": untouched(7, 3, dtype=np.int32),
         "num_draft": untouched(7, dtype=np.int32),
         "chosen": np.arange(100, 121, dtype=np.int32),
-        "block_lens": integers(4, 3, 1, 4, 4, 4, 4),
-        "finished": integers(0, 0, 0, 0, 1, 0, 0),
-        "idx_mapping": integers(2, 0, 1, 3, 4, 7, 5),
-        "num_sampled": integers(1, 2, 4, 0, 1, 1, 1),
+        "block_lens": ints(4, 3, 1, 4, 4, 4, 4),
+        "finished": ints(0, 0, 0, 0, 1, 0, 0),
+        "idx_mapping": ints(2, 0, 1, 3, 4, 7, 5),
+        "num_sampled": ints(1, 2, 4, 0, 1, 1, 1),
         "num_requests": live(6),
     }
     drafts, counts = oracle.store_drafts(**args)

@@ -19,7 +19,7 @@ from kernels.lang import cuda, kernel
 from kernels.rmsnorm import add_rms_norm, rms_norm
 from kernels.rope import rope
 from kernels.swiglu import swiglu
-from tests.kernel_cases import Launch, floats, guarded, launches, live, poisoned, untouched
+from tests.kernel_cases import Launch, floats, guarded, ints, launches, live, poisoned, untouched
 from tests.test_kernels_fused import warps
 
 CAPACITY = 5
@@ -29,17 +29,13 @@ HEAD_LAUNCHES = launches((1, 1), ((2, 2), 3), ((5, 7), 2), ((1, 1), 32))
 EPS = 1e-5
 
 
-def integers(*values: int) -> np.ndarray:
-    return np.array(values, np.int32)
-
-
 @ROW_LAUNCHES
 @ROWS
 def test_embed(launch: Launch, count: int) -> None:
     args = {
         "out": untouched(CAPACITY, 7),
         "table": floats(1, 11, 7),
-        "input_ids": poisoned(integers(10, 0, -1, 11, 10), count),  # the last id, a draft that is none, one past the end, a repeat
+        "input_ids": poisoned(ints(10, 0, -1, 11, 10), count),  # the last id, a draft that is none, one past the end, a repeat
         "num_tokens": live(count),
     }
     expected = oracle.embed(**args)
@@ -134,7 +130,7 @@ def test_rope(launch: Launch, count: int, num_heads: int, num_kv_heads: int, hea
     args = {
         "qkv": guarded(qkv_rows(12, num_heads, num_kv_heads, head_dim), count),
         "table": np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32),
-        "positions": poisoned(integers(19, 0, 7, 7, 1), count),
+        "positions": poisoned(ints(19, 0, 7, 7, 1), count),
         "num_heads": num_heads,
         "num_kv_heads": num_kv_heads,
         "num_tokens": live(count),
@@ -147,7 +143,7 @@ def test_rope_oracle_turns_by_the_difference_of_positions() -> None:
     angles = np.arange(20)[:, None] * 0.7 ** np.arange(4)
     table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     qkv = np.tile(floats(13, 1, 3 * 8), (4, 1))
-    turned = oracle.rope(qkv, table, integers(3, 5, 13, 15), 1, 1, live(4))
+    turned = oracle.rope(qkv, table, ints(3, 5, 13, 15), 1, 1, live(4))
     q, k = turned[:, :8], turned[:, 8:16]
     assert q[1] @ k[0] == pytest.approx(q[3] @ k[2], rel=1e-5)
     assert q[1] @ k[0] != pytest.approx(q[2] @ k[0], rel=1e-2)
@@ -163,7 +159,7 @@ def test_store_kv(launch: Launch, count: int, block_size: int, num_heads: int, n
         "k_cache": floats(14, blocks, block_size, num_kv_heads, head_dim),
         "v_cache": floats(15, blocks, block_size, num_kv_heads, head_dim),
         "qkv": poisoned(qkv_rows(16, num_heads, num_kv_heads, head_dim), count),
-        "slot_mapping": integers(11, -1, 0, 5, 6),  # a stale entry behind the live rows must not be followed
+        "slot_mapping": ints(11, -1, 0, 5, 6),  # a stale entry behind the live rows must not be followed
         "num_heads": num_heads,
         "num_tokens": live(count),
     }
@@ -186,7 +182,7 @@ def attention_case(num_heads: int, num_kv_heads: int, head_dim: int, block_size:
         "k_cache": k_cache,
         "v_cache": v_cache,
         "block_tables": TABLES,
-        "token_slot": poisoned(integers(2, 0, 2, 0, 2), count),
+        "token_slot": poisoned(ints(2, 0, 2, 0, 2), count),
         "positions": poisoned(positions.astype(np.int32), count),
         "num_heads": num_heads,
         "scale": head_dim**-0.5,
@@ -198,7 +194,7 @@ def attention_case(num_heads: int, num_kv_heads: int, head_dim: int, block_size:
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(3, 1, 4), (2, 2, 6), (4, 1, 5)], ids=str)
 @pytest.mark.parametrize("block_size", [1, 3, 4])
 def test_paged_attention(launch: Launch, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> None:
-    positions = integers(0, 1, block_size, 3 * block_size - 1, 0)  # first key, mid, first of the second block, last of the table
+    positions = ints(0, 1, block_size, 3 * block_size - 1, 0)  # first key, mid, first of the second block, last of the table
     args = attention_case(num_heads, num_kv_heads, head_dim, block_size, positions, 4)
     launch.check(paged_attention, args, {"out": oracle.paged_attention(**args)}, rtol=1e-4, atol=1e-5)
 
@@ -206,7 +202,7 @@ def test_paged_attention(launch: Launch, num_heads: int, num_kv_heads: int, head
 @launches(((2, 2), 3))
 @pytest.mark.parametrize("count", [0, 1, CAPACITY])
 def test_paged_attention_leaves_pads_alone(launch: Launch, count: int) -> None:
-    args = attention_case(4, 2, 4, 2, integers(5, 1, 6, 2, 7), count)
+    args = attention_case(4, 2, 4, 2, ints(5, 1, 6, 2, 7), count)
     launch.check(paged_attention, args, {"out": oracle.paged_attention(**args)}, rtol=1e-4, atol=1e-5)
 
 
@@ -226,13 +222,13 @@ def test_paged_attention_across_chunks_of_keys(launch: Launch, length: int) -> N
 @launches((1, 3))
 def test_paged_attention_of_a_row_without_blocks_stays_in_the_cache(launch: Launch) -> None:
     """A negative table entry reads block 0; the row is thrown away later, but must not read elsewhere."""
-    args = attention_case(2, 1, 4, 2, integers(3, 7, 0, 0, 0), 2)
+    args = attention_case(2, 1, 4, 2, ints(3, 7, 0, 0, 0), 2)
     launch.check(paged_attention, args, {"out": oracle.paged_attention(**args)}, rtol=1e-4, atol=1e-5)
 
 
 @launches((1, 3))
 def test_paged_attention_keeps_a_nan_to_its_own_row(launch: Launch) -> None:
-    args = attention_case(2, 1, 4, 2, integers(3, 5, 2, 1, 0), 4)
+    args = attention_case(2, 1, 4, 2, ints(3, 5, 2, 1, 0), 4)
     args["qkv"][1, :4] = np.nan
     out = args["out"].copy()
     launch.run(paged_attention, out, *(args[name] for name in paged_attention.params[1:]))
@@ -257,7 +253,7 @@ def test_gather_rows(launch: Launch, count: int) -> None:
     args = {
         "out": untouched(4, 9),
         "x": floats(21, 6, 9),
-        "indices": poisoned(integers(5, 0, 5, 2), count),
+        "indices": poisoned(ints(5, 0, 5, 2), count),
         "num_rows": live(count),
     }
     args["indices"][count:] = 0

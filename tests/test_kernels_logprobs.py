@@ -10,14 +10,10 @@ import pytest
 from kernels import oracle_process as oracle
 from kernels.logprobs import LOGPROB_FIELDS, MAX_LOGPROBS, publish_logprobs
 from kernels.oracle_dflash import top_candidates
-from tests.kernel_cases import Launch, floats, launches, live, untouched
+from tests.kernel_cases import Launch, floats, ints, launches, live, untouched
 
 TOKENS = launches((1, 1), ((2, 2), 3), ((5, 3), 8))
 VOCAB = 37
-
-
-def integers(*values: int) -> np.ndarray:
-    return np.array(values, np.int32)
 
 
 def case() -> dict[str, Any]:
@@ -36,10 +32,10 @@ def case() -> dict[str, Any]:
         "top_ids": top_ids,
         "top_values": top_values,
         "sampled": np.array([[7, 9, 0], [3, -1, -1], [1, 2, -1], [-1] * 3, [4, 4, 4], [5, 5, 5]], np.int32),
-        "num_sampled": integers(3, 1, 2, 0, 3, 3),
-        "num_logprobs": integers(-1, 3, 0, 20),
-        "idx_mapping": integers(1, 3, 0, 2, 9, 1),
-        "cu_num_logits": integers(0, 3, 5, 7, 8, 11, 11),
+        "num_sampled": ints(3, 1, 2, 0, 3, 3),
+        "num_logprobs": ints(-1, 3, 0, 20),
+        "idx_mapping": ints(1, 3, 0, 2, 9, 1),
+        "cu_num_logits": ints(0, 3, 5, 7, 8, 11, 11),
         "num_requests": live(5),
     }
 

@@ -10,7 +10,7 @@ import pytest
 from kernels import oracle_process as oracle
 from kernels.penalties import IN_PROMPT, begin_counts
 from kernels.process_adjust import adjust_logits, forbid_tokens
-from tests.kernel_cases import Launch, floats, launches, live, poisoned, untouched
+from tests.kernel_cases import Launch, floats, ints, launches, live, poisoned, untouched
 
 STRIPED = launches((1, 1), ((2, 2), 3), ((5, 3), 8))
 ROWS = launches((1, 1), (2, 3), (7, 8))
@@ -19,10 +19,6 @@ ONE_BLOCK = launches((1, 1), (1, 3), (1, 32))
 VOCAB = 70
 SLOTS = 5
 FLAG = int(IN_PROMPT)
-
-
-def integers(*values: int) -> np.ndarray:
-    return np.array(values, np.int32)
 
 
 def bits(*ids: int) -> np.ndarray:
@@ -34,10 +30,10 @@ def bits(*ids: int) -> np.ndarray:
 
 # Logits rows of a step: slot 3 verifies three drafts (4 rows), slot 0 decodes, slot 4 verifies a draft and a -1, slot 9 does not
 # exist; two pads. Input ids stand elsewhere than logits rows, as behind a prefill.
-SLOT_OF_ROW = integers(3, 3, 3, 3, 0, 4, 4, 4, 9, -1, -1)
-LOCAL = integers(0, 1, 2, 3, 0, 0, 1, 2, 0, 0, 0)
-INPUT_IDS = integers(60, 61, 62, 50, 7, 7, 9, 51, 52, 7, -1, 5, -1, -1)
-INDICES = integers(3, 4, 5, 6, 7, 8, 9, 10, 11, 0, 0)
+SLOT_OF_ROW = ints(3, 3, 3, 3, 0, 4, 4, 4, 9, -1, -1)
+LOCAL = ints(0, 1, 2, 3, 0, 0, 1, 2, 0, 0, 0)
+INPUT_IDS = ints(60, 61, 62, 50, 7, 7, 9, 51, 52, 7, -1, 5, -1, -1)
+INDICES = ints(3, 4, 5, 6, 7, 8, 9, 10, 11, 0, 0)
 BLOCK = {"slot_of_row": SLOT_OF_ROW, "local_position": LOCAL, "input_ids": INPUT_IDS, "logits_indices": INDICES}
 
 
@@ -68,10 +64,10 @@ def adjust_case(rows: int = 9) -> dict[str, Any]:
         "presence": np.array([0, 0, 0, 0.25, -0.5], np.float32),
         "frequency": np.array([0, 0, 0, 0.5, 1.5], np.float32),
         "counts": counts_case(),
-        "num_bias": integers(1, 0, 0, 2, 0),
+        "num_bias": ints(1, 0, 0, 2, 0),
         "bias_ids": bias_ids,
         "bias_values": bias_values,
-        "restricted": integers(1, 0, 0, 0, 0),
+        "restricted": ints(1, 0, 0, 0, 0),
         "allowed": allowed,
         **BLOCK,
         "num_rows": live(rows),
@@ -125,9 +121,9 @@ def test_the_accepted_prefix_counts_within_the_block(launch: Launch) -> None:
         "bias_values": np.zeros((2, 1), np.float32),
         "restricted": np.zeros(2, np.int32),
         "allowed": np.zeros((2, 3), np.int32),
-        "slot_of_row": integers(0, 0, 0, 0, 1, 1, 1, 1),
-        "local_position": integers(0, 1, 2, 3, 0, 1, 2, 3),
-        "input_ids": integers(2, 1, 1, 1, 4, 1, 1, 1),
+        "slot_of_row": ints(0, 0, 0, 0, 1, 1, 1, 1),
+        "local_position": ints(0, 1, 2, 3, 0, 1, 2, 3),
+        "input_ids": ints(2, 1, 1, 1, 4, 1, 1, 1),
         "logits_indices": np.arange(8, dtype=np.int32),
         "num_rows": live(8),
     }
@@ -138,7 +134,7 @@ def test_the_accepted_prefix_counts_within_the_block(launch: Launch) -> None:
 
 def test_penalties_of_the_vectors() -> None:
     """VECTORS 6.6 V7: prompt 1, 2, 3, 2, output 7, 7; the prompt counts for repetition alone."""
-    counts = oracle.begin_counts(np.full((1, 9), 5, np.int32), integers(0, 6, 0, 9, 0, 4), integers(1, 2, 3, 2, 7, 7))
+    counts = oracle.begin_counts(np.full((1, 9), 5, np.int32), ints(0, 6, 0, 9, 0, 4), ints(1, 2, 3, 2, 7, 7))
     logits = np.array([2, 2, 2, -2, 2, 2, 2, 2, -2], np.float32)
     expected = np.array([2, 2 / 1.5, 2 / 1.5, -3, 2, 2, 2, 2 / 1.5 - 0.8, -2], np.float32)
     np.testing.assert_allclose(oracle.penalised(logits, counts[0], 1.5, 0.2, 0.3), expected, rtol=1e-6)
@@ -149,8 +145,8 @@ def test_penalties_of_the_vectors() -> None:
 def test_begin_counts(launch: Launch, record: tuple[int, int, int]) -> None:
     args = {
         "counts": np.full((SLOTS, VOCAB), 77, np.int32),  # of the slot's last owner
-        "record": integers(record[0], record[2], 0, 99, 0, record[1], -1, -1),
-        "tokens": integers(3, 5, 3, 69, 5, 5, 4, -7, 1000),
+        "record": ints(record[0], record[2], 0, 99, 0, record[1], -1, -1),
+        "tokens": ints(3, 5, 3, 69, 5, 5, 4, -7, 1000),
     }
     launch.check(begin_counts, args, {"counts": oracle.begin_counts(**args)})
 
@@ -174,10 +170,10 @@ def forbid_case(rows: int = 9) -> dict[str, Any]:
         "processed": poisoned(floats(2, len(SLOT_OF_ROW), VOCAB), rows),
         "best": untouched(3, len(SLOT_OF_ROW)),
         "history": history,
-        "total_len": integers(2, 0, 0, 6, 3),
-        "min_total_len": integers(2, 0, 0, 8, 4),
+        "total_len": ints(2, 0, 0, 6, 3),
+        "min_total_len": ints(2, 0, 0, 8, 4),
         "stop_ids": np.array([[2, -1], [2, -1], [-1, -1], [2, 33], [1, 1000]], np.int32),
-        "num_bad": integers(1, 0, 0, 4, 1),
+        "num_bad": ints(1, 0, 0, 4, 1),
         "bad_starts": bad_starts,
         "bad_tokens": bad_tokens,
         **BLOCK,
@@ -262,8 +258,8 @@ def test_masks_within_verified_blocks(
         "total_len": np.full(3, 4, np.int32),
         "min_total_len": np.zeros(3, np.int32),
         "stop_ids": np.full((3, 1), -1, np.int32),
-        "num_bad": integers(1, 0, 1) if case.startswith("L2") else np.zeros(3, np.int32),
-        "bad_starts": np.tile(integers(0, 1), (3, 1)),
+        "num_bad": ints(1, 0, 1) if case.startswith("L2") else np.zeros(3, np.int32),
+        "bad_starts": np.tile(ints(0, 1), (3, 1)),
         "bad_tokens": np.full((3, 1), 2, np.int32),
         **rows,
     }

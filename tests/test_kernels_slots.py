@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from kernels import oracle_step as oracle
 from kernels.ngram import ngram_propose
 from kernels.slots import RECORD_FIELDS, admit, staged_write
-from tests.kernel_cases import Launch, launches, live, poisoned
+from tests.kernel_cases import Launch, ints, launches, live, poisoned
 from tests.step_launches import (
     ADMITTED,
     every_launch,
-    ints,
     launch_drawn,
     out,
     poisoned_state,

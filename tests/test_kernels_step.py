@@ -18,7 +18,7 @@ from kernels.prefill_inputs import prefill_inputs
 from kernels.prepare import prepare
 from kernels.publish import OUTCOME_FIELDS
 from kernels.slots import admit
-from tests.kernel_cases import Launch, live, poisoned
+from tests.kernel_cases import Launch, ints, live, poisoned
 from tests.step_cases import BLOCK_SIZE, HISTORY, Step, all_kinds, steps
 from tests.step_launches import (
     ADVANCE_LIMITS,
@@ -26,7 +26,6 @@ from tests.step_launches import (
     check_advance,
     every_launch,
     fed_step,
-    ints,
     launch_drawn,
     out,
     poisoned_state,

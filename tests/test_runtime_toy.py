@@ -26,16 +26,12 @@ from runtime.gates.toy import (
 )
 from runtime.sampling import SamplingParams
 from runtime.tokenizer import Tokenizer
-from tests.kernel_cases import floats, launches, live, poisoned, untouched
+from tests.kernel_cases import floats, ints, launches, live, poisoned, untouched
 
 BLOCK_SIZE = 4
 every_launch = launches((1, 1), (1, 3), (2, 4))
 one_block = launches((1, 1), (1, 3), (1, 8))
 prefixes = st.lists(st.integers(1, 31), min_size=1, max_size=30)
-
-
-def ints(*values: Any) -> np.ndarray[Any, np.dtype[np.int32]]:
-    return np.array(values, np.int32)
 
 
 # --- the meaning ---------------------------------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ class TrainSettings(Section):
 
 def load_settings(path: str | PathLike[str], overrides: Sequence[str] = ()) -> TrainSettings:
     """Settings of a YAML file with "a.b=c" overrides laid on it. Raises ConfigError that lists every mistake."""
-    data = read_yaml(path)
+    data = read_yaml(path, "training configuration")
     for text in overrides:
         data = merge(data, parse_override(text))
     try:
