@@ -29,6 +29,7 @@ LONGEST = (
     "smollm2_dflash",
     "runtime_gates",
     "kernels_attend",
+    "kernels_head",
 )
 """Files of twenty seconds and more. They run first, so that the last file of one worker does not keep the others waiting."""
 

@@ -10,9 +10,9 @@ import pytest
 from kernels import oracle_attend
 from kernels.attend_step import attend_step, norm_attend_step
 from kernels.lang import Kernel
+from tests.fused_cases import EPS, STORAGE, TABLES, attend_case, check, warps, wide_args
 from tests.kernel_cases import Launch, floats, poisoned
 from tests.storage_cases import stored
-from tests.test_kernels_fused import EPS, STORAGE, TABLES, attend_case, check, warps, wide_args
 
 STEPS = pytest.mark.parametrize("kernel", [attend_step, norm_attend_step], ids=lambda k: k.name)
 

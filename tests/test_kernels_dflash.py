@@ -21,10 +21,10 @@ from kernels.draft_store import store_drafts
 from kernels.logit_scale import logit_scale
 from kernels.selector import edge_scores, selector_walk
 from kernels.tap import tap
+from tests.fused_cases import check as check_stored
+from tests.fused_cases import out_of, warps, wide_args
 from tests.kernel_cases import Launch, floats, guarded, ints, launches, live, poisoned, untouched
 from tests.storage_cases import STORAGES, stored
-from tests.test_kernels_fused import check as check_stored
-from tests.test_kernels_fused import out_of, warps, wide_args
 
 CAPACITY = 5
 EPS = 1e-6

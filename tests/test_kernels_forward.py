@@ -19,8 +19,8 @@ from kernels.lang import cuda, kernel
 from kernels.rmsnorm import add_rms_norm, rms_norm
 from kernels.rope import rope
 from kernels.swiglu import swiglu
+from tests.fused_cases import warps
 from tests.kernel_cases import Launch, floats, guarded, ints, launches, live, poisoned, untouched
-from tests.test_kernels_fused import warps
 
 CAPACITY = 5
 ROWS = pytest.mark.parametrize("count", [0, 1, 3, CAPACITY])

@@ -1,0 +1,99 @@
+"""What the tests of the fused kernels share: launches in warps, arrays of a storage type, attention over pages, and a check."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graphs.launch import Grid
+from kernels.lang import MAX_THREADS, SIMULATED, Kernel
+from tests.kernel_cases import Launch, floats, live, poisoned, untouched
+from tests.storage_cases import STORAGES, TOLERANCE, stored, widened
+
+EPS = 1e-5
+STORAGE = pytest.mark.parametrize("storage", STORAGES)
+
+
+def warps(*shapes: tuple[Grid, int]) -> pytest.MarkDecorator:
+    """As tests.kernel_cases.launches, blocks counted in warps: one thread each on cpu and simulator, thirty-two on a GPU."""
+    cases: list[Any] = [Launch("cpu")]
+    if SIMULATED:
+        cases += [Launch("simulator", grid, block) for grid, block in shapes]
+    blocks = [(grid, min(32 * block, MAX_THREADS)) for grid, block in shapes]
+    cases += [pytest.param(Launch("cuda", grid, block), marks=pytest.mark.gpu) for grid, block in blocks]
+    return pytest.mark.parametrize("launch", cases, ids=str)
+
+
+LAUNCHES = warps((2, 3), (1, 10))
+
+
+def out_of(storage: str, *shape: int) -> np.ndarray:
+    """An output before the kernel: -7 everywhere, in any storage type."""
+    return stored(untouched(*shape), storage)
+
+
+def check(
+    launch: Launch,
+    kernel: Kernel,
+    args: dict[str, Any],
+    expected: dict[str, np.ndarray],
+    storage: str,
+    wide: dict[str, np.ndarray] | None = None,
+) -> dict[str, Any]:
+    """Run on copies, which are returned. Outputs in `expected` (float32) within the storage type's tolerance, those in `wide`,
+    which are float32 whatever it is, within float32's; every other array unchanged."""
+    if launch.executor == "simulator" and storage == "float16":
+        pytest.skip("slow in the simulator, where float16 is NumPy's own: bfloat16 and float32 stand for it")
+    held = {name: arg.copy() if isinstance(arg, np.ndarray) else arg for name, arg in args.items()}
+    launch.run(kernel, *(held[name] for name in kernel.params))
+    outputs = {name: (value, TOLERANCE[storage]) for name, value in expected.items()}
+    outputs |= {name: (value, TOLERANCE["float32"]) for name, value in (wide or {}).items()}
+    for name, now in held.items():
+        if name in outputs:
+            values, tolerance = outputs[name]
+            found = widened(now) if now.dtype.kind == "f" or now.dtype == np.uint16 else now
+            scale = np.nanmax(np.abs(values), initial=1.0, where=np.isfinite(values))
+            message = f"{kernel.name}: {name}"
+            np.testing.assert_allclose(found, values, rtol=tolerance, atol=tolerance * scale, err_msg=message)
+        elif isinstance(now, np.ndarray) and name not in kernel.writes:
+            assert now.tobytes() == args[name].tobytes(), f"{kernel.name} stored to {name}"
+    return held
+
+
+def wide_args(args: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: widened(arg) if isinstance(arg, np.ndarray) and arg.dtype.kind in "fu" else arg for name, arg in args.items()
+    }
+TABLES = np.array([[7, 2, 9, -1], [-1, -1, -1, -1], [0, 8, 3, 5]], np.int32)
+
+
+def attend_case(
+    storage: str, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, starts: list[int], lengths: list[int]
+) -> dict[str, Any]:
+    """Requests on slots 2 and 0: row offsets `starts`, positions that end at `lengths` - 1; a third request is a pad."""
+    rows = starts[-1]
+    spans = zip(starts[:-1], starts[1:], lengths, strict=True)
+    positions = np.concatenate([np.arange(length - (end - begin), length) for begin, end, length in spans])
+    cache = (10, block_size, num_kv_heads, head_dim)
+    k_cache, v_cache = floats(42, *cache), floats(43, *cache)
+    for unused in (1, 4, 6):  # blocks of no slot: reading one shows
+        k_cache[unused], v_cache[unused] = np.nan, np.nan
+    for slot, length in zip((2, 0), lengths, strict=False):
+        seen, behind = divmod(length, block_size)
+        if behind:  # entries of the last block that were never written
+            k_cache[TABLES[slot, seen], behind:], v_cache[TABLES[slot, seen], behind:] = np.nan, np.nan
+    return {
+        "out": out_of(storage, rows + 1, num_heads * head_dim),
+        "query": stored(poisoned(floats(44, rows + 1, num_heads * head_dim), rows), storage),
+        "k_cache": stored(k_cache, storage),
+        "v_cache": stored(v_cache, storage),
+        "block_tables": TABLES,
+        "positions": np.append(positions, -7).astype(np.int32),
+        "idx_mapping": np.array([2, 0, -1], np.int32),
+        "query_start_loc": np.array([*starts, starts[-1]], np.int32),
+        "num_heads": num_heads,
+        "scale": head_dim**-0.5,
+        "num_requests": live(len(lengths)),
+    }
