@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from runtime.device import open_device
+from tests.candidate_proposer import drafts_from
 from tests.kernel_cases import Launch
-from tests.test_runtime_engine_sampling import OTHERS, PROMPT, WARM, text_of
+from tests.test_runtime_engine_sampling import OTHERS, PROMPT, WARM, any_candidates, text_of
 from tests.test_sampling_distribution import chains, check_against_enumeration, target
 from tests.tiny_engine import LOOPING, Arrival, Reference, check_idle, drive, open_tiny, tiny_reference
 
@@ -42,3 +43,21 @@ def test_the_same_seed_gives_the_same_text(reference: Reference, dtype: str) -> 
             texts.add(outputs[3].token_ids)
             check_idle(engine)
     assert len(texts) == 1
+
+
+@pytest.mark.parametrize("verification", ["standard", "block"])
+def test_a_preemption_leaves_the_text_alone_with_a_drafters_distribution(reference: Reference, verification: Any) -> None:
+    params = [replace(WARM, seed=seed, max_tokens=30) for seed in range(4)]
+    settings: dict[str, Any] = {"numerics": "batch_invariant", "scheduler__max_num_seqs": 4, "speculator__verification": verification}
+    texts = []
+    with drafts_from(*any_candidates()):
+        for blocks in ("auto", 20):
+            device = open_device("cuda", poison=True)
+            with open_tiny(
+                reference.model.path, k=4, on=device, device="cuda", scheduler__num_blocks=blocks, **settings
+            ) as engine:
+                arrivals = [Arrival(PROMPT, each, step=number) for number, each in enumerate(params)]
+                texts.append([output.token_ids for output in drive(engine, arrivals)])
+                assert (engine.scheduler.counters.preemptions > 0) == (blocks == 20)
+                check_idle(engine)
+    assert texts[0] == texts[1]
