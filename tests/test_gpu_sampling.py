@@ -48,13 +48,13 @@ def test_the_same_seed_gives_the_same_text(reference: Reference, dtype: str) -> 
 @pytest.mark.parametrize("verification", ["standard", "block"])
 def test_a_preemption_leaves_the_text_alone_with_a_drafters_distribution(reference: Reference, verification: Any) -> None:
     params = [replace(WARM, seed=seed, max_tokens=30) for seed in range(4)]
-    settings: dict[str, Any] = {"numerics": "batch_invariant", "scheduler__max_num_seqs": 4, "speculator__verification": verification}
+    settings: dict[str, Any] = {"numerics": "batch_invariant", "speculator__verification": verification}
     texts = []
     with drafts_from(*any_candidates()):
         for blocks in ("auto", 20):
             device = open_device("cuda", poison=True)
             with open_tiny(
-                reference.model.path, k=4, on=device, device="cuda", scheduler__num_blocks=blocks, **settings
+                reference.model.path, k=4, on=device, device="cuda", scheduler__max_num_seqs=4, scheduler__num_blocks=blocks, **settings
             ) as engine:
                 arrivals = [Arrival(PROMPT, each, step=number) for number, each in enumerate(params)]
                 texts.append([output.token_ids for output in drive(engine, arrivals)])
