@@ -307,6 +307,16 @@ MUTATIONS = (
         expects="AssertionError|assert |Mismatch",
     ),
     mutation(
+        "joined-convolution-crosses-requests-on-a-gpu",
+        "D7",
+        "kernels/block_join_gpu.py",
+        "f32(1.0) if inside > i32(0) else f32(0.0))",
+        "f32(1.0) if row > i32(0) else f32(0.0))",
+        test="tests/test_gpu_block.py::test_joins[bfloat16-1-3-3-48-2]",
+        text="as the plain one",
+        expects="AssertionError|assert |Mismatch",
+    ),
+    mutation(
         "convolution-behind-a-sublayer-left-out",
         "D7",
         _PASS,

@@ -58,6 +58,16 @@ MUTATIONS: tuple[Mutation, ...] = (
         expects="AssertionError",
     ),
     mutation(
+        "shared-new-keys-in-the-tile-of-another-warp",
+        "9d-49",
+        _KEYS,
+        "to = u32(base - u32(warp * i32(2 * _VALUES)))",
+        "to = base",
+        test="tests/test_gpu_attend.py::test_a_step_of_attention[bfloat16-True-64-32-12-8-2-2-1]",
+        text="only on a GPU, and only where a step brings more than two rows of a request",
+        expects="AssertionError",
+    ),
+    mutation(
         "poison-that-comes-late",
         "9a-15",
         _DEVICE,
