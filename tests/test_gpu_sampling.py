@@ -53,9 +53,8 @@ def test_a_preemption_leaves_the_text_alone_with_a_drafters_distribution(referen
     with drafts_from(*any_candidates()):
         for blocks in ("auto", 20):
             device = open_device("cuda", poison=True)
-            with open_tiny(
-                reference.model.path, k=4, on=device, device="cuda", scheduler__max_num_seqs=4, scheduler__num_blocks=blocks, **settings
-            ) as engine:
+            sizes = {"scheduler__max_num_seqs": 4, "scheduler__num_blocks": blocks}
+            with open_tiny(reference.model.path, k=4, on=device, device="cuda", **sizes, **settings) as engine:
                 arrivals = [Arrival(PROMPT, each, step=number) for number, each in enumerate(params)]
                 texts.append([output.token_ids for output in drive(engine, arrivals)])
                 assert (engine.scheduler.counters.preemptions > 0) == (blocks == 20)
