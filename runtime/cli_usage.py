@@ -71,4 +71,4 @@ def _wanted(name: str, value: str, message: str) -> str:
     for kind, text in (("integer", "must be an integer"), ("number", "must be a number"), ("float", "must be a number")):
         if kind in message:
             return text
-    return message
+    return message.replace("Input should be", "must be")

@@ -54,7 +54,7 @@ def assert_user_error(result: subprocess.CompletedProcess[str], message: str) ->
         (["run"], "CONFIG"),
         (["run", "CONFIG", "--frobnicate"], "--frobnicate"),
         (["frobnicate"], "frobnicate"),
-        (["bench", "CONFIG", "--repeats", "0"], "repeats"),
+        (["bench", "CONFIG", "--repeats", "0"], "--repeats = 0: must be greater than or equal to 1; see"),
         (["bench", "CONFIG", "--concurrency", "1", "99"], "--concurrency 99: above scheduler.max_num_seqs = 8"),
         (["bench", "CONFIG", "8"], "argument 8: a number of requests stands behind --concurrency"),
         (["bench", "--concurrency", "1", "2"], "CONFIG: give one configuration file, got none"),

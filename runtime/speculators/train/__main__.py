@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from runtime.cli_session import INTERRUPTED, Overrides, Quiet, exits
+from runtime.cli_session import Overrides, Quiet, exits
+from runtime.cli_usage import exit_code_of
 from runtime.console import progress_bar, silent_bar, start_logging
 from runtime.errors import ConfigError
 from runtime.speculators.train.settings import load_settings
@@ -56,7 +57,4 @@ def _require_torch() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        app()
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+    sys.exit(exit_code_of(app, sys.argv[1:]))
