@@ -149,6 +149,15 @@ MUTATIONS = (
         text="a token that stands for nothing looks like any other",
     ),
     mutation(
+        "a-token-that-stands-for-nothing-is-output",
+        "9b-30",
+        "runtime/scheduler.py",
+        "self._end_in_front_of(result.nothing_left[index] - 1,",
+        "self._end_in_front_of(result.nothing_left[index],",
+        test=_ENGINE + "rows_without_a_finite_logit_are_reported",
+        text="id 0 in the place of a token that the masks forbid",
+    ),
+    mutation(
         "accepted-the-other-way-round",
         "9b-30",
         _REJECT,
