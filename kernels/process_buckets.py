@@ -103,6 +103,7 @@ def find_buckets(
             if min_p[slot] > f32(0.0):
                 floor = max(floor, largest + f32(math.log(min_p[slot])))
             if searched(slot, temperature, top_k, top_p):
+                weighed = top_p[slot] < f32(1.0)
                 b = tid
                 while b < BUCKETS:
                     counts[b] = histogram[row, 0, b]
@@ -117,11 +118,12 @@ def find_buckets(
                     g += threads
                 b = tid
                 while b < BUCKETS:
-                    top = exp(-f32(b) / PER_UNIT) if b < BUCKETS - 1 else f32(0.0)
-                    members = f32(counts[b]) - f32(histogram[row, 1, b]) / LOSS
-                    masses[b] = i64(top * members * WEIGHT_OF_BEST)
                     histogram[row, 0, b] = i32(0)
-                    histogram[row, 1, b] = i32(0)
+                    if weighed:
+                        top = exp(-f32(b) / PER_UNIT) if b < BUCKETS - 1 else f32(0.0)
+                        members = f32(counts[b]) - f32(histogram[row, 1, b]) / LOSS
+                        masses[b] = i64(top * members * WEIGHT_OF_BEST)
+                        histogram[row, 1, b] = i32(0)
                     b += threads
                 cuda.syncthreads()
                 if tid == i32(0):
@@ -150,7 +152,7 @@ def find_buckets(
                     state[FIRST_BUCKET] = i64(first)
                 cuda.syncthreads()
                 g = tid
-                while g < _GROUPS:
+                while weighed and g < _GROUPS:
                     within = i64(0)
                     for nth in range(_IN_GROUP):
                         within += masses[_of_group(g, nth)]
@@ -160,7 +162,7 @@ def find_buckets(
                 if tid == i32(0):
                     first = i32(state[FIRST_BUCKET])
                     p_from, p_to, above_p, above_first = i32(-1), i32(-1), i64(0), i64(-1)
-                    if top_p[slot] < f32(1.0):
+                    if weighed:
                         most = i32(BUCKETS - 1)
                         least_weight, most_weight = i64(0), i64(0)
                         if first >= i32(0):
