@@ -29,6 +29,16 @@ def array_words(pointer: int, shape: Sequence[int], strides: Sequence[int], item
     return [ctypes.c_int64(word) for word in (0, 0, size, itemsize, pointer, *shape, *strides)]
 
 
+def function_of(handle: Any) -> int:
+    """The function behind what Numba keeps of a loaded kernel: newer versions keep a CUkernel, of which nothing can be asked or set that
+    is of this context.
+
+    Raises:
+        DriverError: the handle is of no kernel.
+    """
+    return int(_checked(driver.cuKernelGetFunction(handle)) if isinstance(handle, driver.CUkernel) else handle)
+
+
 def even_share(function: int, blocks: int) -> int:
     """Bytes of dynamic shared memory, which nobody reads, with which a multiprocessor has room for no more than an even share of so
     many blocks of a kernel. 0 where its own demands see to that, or the share is of small blocks.

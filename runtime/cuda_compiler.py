@@ -9,6 +9,7 @@ from typing import Any
 import numba.core.config as numba_config
 
 from graphs.compile_cache import kernel_cache_dir
+from graphs.direct_launch import function_of
 from kernels.lang import Kernel
 from runtime.errors import DeviceError
 
@@ -35,7 +36,7 @@ class CudaCompiler:
             self._keep_compiled(kernel)
             try:
                 compiled = kernel.jit.compile(types)
-                handle = int(compiled._codelibrary.get_cufunc().handle)
+                handle = function_of(compiled._codelibrary.get_cufunc().handle)
                 self._compiled[key] = int(compiled.max_threads_per_block), handle
             except Exception as error:  # whatever the compiler, the linker or the driver makes of it
                 raise DeviceError(
