@@ -30,8 +30,8 @@ def array_words(pointer: int, shape: Sequence[int], strides: Sequence[int], item
 
 
 def function_of(handle: Any) -> int:
-    """The function behind what Numba keeps of a loaded kernel: newer versions keep a CUkernel, of which nothing can be asked or set that
-    is of this context.
+    """The function behind what Numba keeps of a loaded kernel. Newer versions keep a CUkernel, of which the driver answers and sets
+    nothing that belongs to a context.
 
     Raises:
         DriverError: the handle is of no kernel.
