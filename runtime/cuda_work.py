@@ -100,7 +100,10 @@ def bind_launch(stream: CudaStream, kernel: Kernel, grid: Grid, block: int, args
             types.append(int32 if whole else float32)
     function, (x, y, z) = stream.device.compile(kernel, tuple(types), block), (*_axes(grid), 1, 1)[:3]
     cluster = kernel.cluster if stream.device.facts.compute_capability >= HOPPER else 1
-    shared = even_share(function, x * cluster * y * z) if kernel.spread else 0
+    shared = 0
+    if kernel.spread:
+        with stream.device.reports(f"room for {kernel.name}"):
+            shared = even_share(function, x * cluster * y * z)
     launch = DirectLaunch(function, (x * cluster, y, z), block, words, cluster, stream.pointer, shared)
     return CudaWork(
         f"launch {kernel.name}",
