@@ -91,6 +91,10 @@ def compare(
         if record is not None:
             sets = [part for text in set_ or [] for part in ("--set", shlex.quote(text))]
             command = ["draftgraph compare", config, *sets, "--arms", *map(shlex.quote, names), "--concurrency", *map(str, levels)]
+            given = {"--prompt-file": prompt_file, "--input-len": input_len, "--output-len": output_len, "--pairs": pairs}
+            command += [part for name, value in given.items() if value is not None for part in (name, shlex.quote(str(value)))]
+            command += [part for text in prompt or [] for part in ("--prompt", shlex.quote(text))]
+            command += ["--num-warmups", str(num_warmups), *(["--other-outputs"] if other_outputs else [])]
             _keep(report, plan, base, " ".join(command), record)
         report |= {"results": [result.as_dict() for result in report["results"]]}
         text = json.dumps(report, indent=2)

@@ -39,7 +39,7 @@ PromptFile = Annotated[
     typer.Option(
         "--prompt-file",
         metavar="FILE",
-        help='One prompt a line, or a JSON list of texts, chats or id lists; {"prompt": ..., "top_p": ...} sets parameters.',
+        help='One prompt a line, or a JSON or YAML list of texts, chats, id lists; {"prompt": ..., "top_p": ...} sets parameters.',
     ),
 ]
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", metavar="N", help="Tokens to produce at most.")]

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runtime.errors import PromptError, SamplingError
+from runtime.config_file import parse_yaml
+from runtime.errors import ConfigError, PromptError, SamplingError
 from runtime.prompts import Prompt, check_prompt
 from runtime.sampling import SamplingParams
 
@@ -43,7 +44,8 @@ def read_request_file(path: str | Path) -> list[FileRequest]:
 
     JSON: a list whose elements are texts, chats, token-id lists, or objects {"prompt": ..., "temperature": 0.7, ...}. It is read as
     JSON when the name ends in .json or the whole file is a JSON list. In a file whose name ends in .jsonl each line is one such
-    element. Of any other file each line that is not blank is a text, or such an object where it begins like one with a prompt.
+    element. YAML, in a file whose name ends in .yaml or .yml: such a list, or lists by kind of prompt, one after the other. Of any
+    other file each line that is not blank is a text, or such an object where it begins like one with a prompt.
 
     Raises PromptError: no such file, not UTF-8 (with line), malformed JSON (with line and column), a key that is written twice,
     wrong element.
@@ -51,6 +53,8 @@ def read_request_file(path: str | Path) -> list[FileRequest]:
     file = Path(path).expanduser()
     text = _read_text(file)
     kind = file.suffix.lower()
+    if kind in (".yaml", ".yml"):
+        return [_request(value, f"prompt file {file}: prompt {number}") for number, value in enumerate(_yaml(text, file), start=1)]
     if kind != ".jsonl" and (kind == ".json" or text.lstrip().startswith("[")):
         try:
             data = _parse(text)
@@ -66,6 +70,17 @@ def read_request_file(path: str | Path) -> list[FileRequest]:
     if not requests:
         raise PromptError(f"prompt file {file}: empty; write one prompt a line, or a JSON list")
     return requests
+
+
+def _yaml(text: str, file: Path) -> list[Any]:
+    try:
+        data = parse_yaml(text, f"prompt file {file}")
+    except ConfigError as error:
+        raise PromptError(str(error)) from error
+    lists = list(data.values()) if isinstance(data, dict) else [data]
+    if not lists or not all(isinstance(prompts, list) and prompts for prompts in lists):
+        raise PromptError(f"prompt file {file}: must be a YAML list with at least one prompt, or such lists by kind of prompt")
+    return [prompt for prompts in lists for prompt in prompts]
 
 
 def read_prompt_file(path: str | Path) -> list[Prompt]:

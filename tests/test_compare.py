@@ -208,6 +208,8 @@ def test_the_command_takes_arms_and_concurrencies_in_a_row(config: str, tmp_path
     assert report["facts"]["model"]["dtype"] == "float32"
     [(_, record)] = read_records(tmp_path / "records")
     assert record.title == "runner.async=true against runner.async=false"
+    asked = "--arms runner.async=true runner.async=false --concurrency 1 2 --output-len 4 --pairs 4 --num-warmups 0"
+    assert record.command.endswith(asked)
     assert len(record.axes) == 4
     assert not record.stale
 

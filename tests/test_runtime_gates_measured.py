@@ -95,6 +95,10 @@ def test_g3_compares_the_two_runners_at_both_concurrencies(tmp_path: Path, monke
         assert axis.verdict in told
         assert axis.floor is not None
         assert (axis.value is None) == (axis.verdict is Verdict.UNDER_FLOOR)
+    names = ["tpot_ms at 1", "tokens_per_s at 1", "tpot_ms at 8", "tokens_per_s at 8"]
+    told_apart = [name for name, axis in zip(names, found.report.axes, strict=True) if axis.value is not None]
+    assert list(found.facts["medians"]) == told_apart
+    assert render_reports([found.report]).count(" against ") == len(told_apart)
     record = Record.of(found.report, found.workload, found.facts, "draftgraph gates G3")
     assert Record.read(record.write(tmp_path)) == record
 

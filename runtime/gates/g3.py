@@ -40,8 +40,8 @@ def check_g3(
         "config": base.as_dict(),
     }
     axes = tuple(axis_of(result) for result in report["results"])
-    figures = {"medians": {f"{r.metric} at {r.concurrency}": list(r.medians) for r in report["results"]}}
-    return Measured(GateReport("G3", TITLE, axes, (), figures), workload, report["facts"])
+    figures = {"medians": {f"{r.metric} at {r.concurrency}": list(r.medians) for r in report["results"] if r.effect}}
+    return Measured(GateReport("G3", TITLE, axes, (), figures), workload, report["facts"] | figures)
 
 
 def without_gpu(reason: str) -> GateReport:

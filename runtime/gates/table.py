@@ -24,6 +24,8 @@ def _lines(report: GateReport) -> Iterator[str]:
     width = max((len(axis.name) for axis in report.axes), default=0)
     for axis in report.axes:
         yield f"    {axis.name:{width}}  {_numbers(axis)}{axis.detail:24}  {axis.verdict.value}"
+    for name, (first, second) in figures.get("medians", {}).items():
+        yield f"    {name}: {first:.4g} against {second:.4g}"
     for gap in (*figures.get("largest_gaps", ()), *figures.get("gaps_inside", ())):
         yield f"    {gap}"
     for finding in report.findings[:MOST_FINDINGS]:
