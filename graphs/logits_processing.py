@@ -16,8 +16,8 @@ ROW_THREADS = 32
 THREADS = 256
 SEARCH_THREADS = 1024
 RANK_THREADS = 512
-ADJUST_BLOCKS = 640
-FILTER_BLOCKS = 600
+ADJUST_BLOCKS = LIST_BLOCKS = 1216
+COUNT_BLOCKS = 600
 STRIPE_COLUMNS = 4096
 
 
@@ -105,11 +105,11 @@ def _record_filters(
     members, num_members = filters.members[:rows], filters.num_members[:rows]
     temperature, top_k, top_p, min_p = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
     # Few rows need many blocks each to fill a GPU; many rows need none, and a block pays for its histogram.
-    grid = (rows, min(best.shape[0], max(1, -(-FILTER_BLOCKS // rows))))
-    launch.launch(count_logits, grid, THREADS, histogram, processed, best, temperature, top_k, top_p, slots, live)
+    counting, listing = ((rows, min(best.shape[0], max(1, -(-blocks // rows)))) for blocks in (COUNT_BLOCKS, LIST_BLOCKS))
+    launch.launch(count_logits, counting, THREADS, histogram, processed, best, temperature, top_k, top_p, slots, live)
     kinds = (temperature, top_k, top_p, min_p, slots, live)
     launch.launch(find_buckets, rows, SEARCH_THREADS, found, threshold, num_members, histogram, processed, best, *kinds)
-    launch.launch(list_members, grid, THREADS, members, num_members, found, processed, best, slots, live)
+    launch.launch(list_members, listing, THREADS, members, num_members, found, processed, best, slots, live)
     ranked = (threshold, members, num_members, found, best, top_k, top_p, slots, live)
     launch.launch(rank_members, rows, RANK_THREADS, *ranked)
 

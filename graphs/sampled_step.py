@@ -18,13 +18,13 @@ from kernels.sample import pick_rows, race_stripes
 
 Verification = Literal["standard", "block"]
 
-FEWEST_TILES, MOST_TILES = 2, 16
+FEWEST_TILES, MOST_TILES = 2, 8
 """Tiles of the vocabulary that one block goes over: a block costs as much as several tiles, but few blocks leave a GPU idle."""
 
 SUM_TILES = 8
 """The same, of a sum: always as many, because a sum depends on them in its last bits, and a draft on the sum."""
 
-RACE_BLOCKS, RESIDUAL_BLOCKS, SUM_BLOCKS = 600, 300, 640
+RACE_BLOCKS, RESIDUAL_BLOCKS, SUM_BLOCKS = 600, 150, 1216
 """That many fill a GPU, once."""
 
 ROW_THREADS = 32

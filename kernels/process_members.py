@@ -27,6 +27,13 @@ _AT_ONCE = 4
 
 
 @device_function
+def _within(logit, largest, since, until):
+    """Whether a logit is in a bucket from `since` on and before `until`."""
+    scaled = (largest - logit) * PER_UNIT
+    return scaled >= since and scaled < until
+
+
+@device_function
 def _list(members, num_members, row, logit, largest, k_bucket, first, p_from, p_to):
     """Put a logit among the members of its row if its bucket is in question."""
     if logit > NEG_INF:
@@ -62,15 +69,20 @@ def list_members(members, num_members, found, processed, best, slot_of_row, num_
             k_bucket, first = i32(found[row, TOP_K_BUCKET]), i32(found[row, FIRST_BUCKET])
             p_from, p_to = i32(found[row, TOP_P_FROM]), i32(found[row, TOP_P_TO])
             furthest = max(max(k_bucket, first), p_to)
-            reach = f32(furthest + i32(1)) if furthest < i32(BUCKETS - 1) else f32(float("inf"))
+            nearest = i32(BUCKETS - 1)
+            for which in range(3):
+                bucket = k_bucket if which == 0 else first if which == 1 else p_from
+                nearest = min(nearest, bucket) if bucket >= i32(0) else nearest
+            since, until = f32(nearest), f32(furthest + i32(1)) if furthest < i32(BUCKETS - 1) else f32(float("inf"))
             i = i32(begin + tid)
             while i + i32(_AT_ONCE - 1) * threads < end:
                 v0 = processed[row, u64(i)]
                 v1 = processed[row, u64(i + threads)]
                 v2 = processed[row, u64(i + i32(2) * threads)]
                 v3 = processed[row, u64(i + i32(3) * threads)]
-                # Most logits are further below the maximum than every bucket in question.
-                if (largest - max(max(v0, v1), max(v2, v3))) * PER_UNIT < reach:
+                # Nearly all logits are in front of all buckets in question, or behind them.
+                near = _within(v0, largest, since, until) or _within(v1, largest, since, until)
+                if near or _within(v2, largest, since, until) or _within(v3, largest, since, until):
                     _list(members, num_members, row, v0, largest, k_bucket, first, p_from, p_to)
                     _list(members, num_members, row, v1, largest, k_bucket, first, p_from, p_to)
                     _list(members, num_members, row, v2, largest, k_bucket, first, p_from, p_to)
