@@ -48,6 +48,7 @@ def open_smollm2(target: Path, drafter: str | None, **settings: Any) -> Engine:
         {},
         model__source=str(target),
         device="cpu",
+        runner__cpu_threads=1,  # whatever else runs: two threads on a core that others need take many times as long
         scheduler={"max_num_seqs": 4, "max_model_len": 320, "max_num_batched_tokens": 128},
         speculator=speculator,
         **settings,

@@ -27,6 +27,7 @@ def open_smollm2(path: Path, k: int, async_: bool = True) -> Engine:
         {},
         model__source=str(path),
         device="cpu",
+        runner__cpu_threads=1,  # whatever else runs: two threads on a core that others need take many times as long
         mirror__poison=True,
         runner__async=async_,
         scheduler={"max_num_seqs": 4, "max_model_len": 256, "max_num_batched_tokens": 128},
