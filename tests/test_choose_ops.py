@@ -130,6 +130,20 @@ def test_each_row_count_gets_what_was_fastest() -> None:
     assert said == "measured, layers + head up to so many rows: 1 fused but gate_up + library; 8 library + fused; library above"
 
 
+@pytest.mark.parametrize(
+    ("times", "place"), [((1.0, 0.98, 0.97, 0.99), 2), ((1.0, 0.995, 0.991, 1.2), 0), ((1.0, 1.1, 1.2, 0.9), 3)]
+)
+def test_a_form_takes_the_place_of_the_usual_one_if_it_gains_what_counts(
+    monkeypatch: pytest.MonkeyPatch, times: tuple[float, ...], place: int
+) -> None:
+    fused, _ = sets_of(VirtualDevice(CpuExecutor(), poison=True), tiny("qwen3-8b"))
+    large = SimpleNamespace(shape=(6144, 4096))
+    chooser = OpsChooser(None, SimpleNamespace(layers=[SimpleNamespace(qkv=large)]), None)  # type: ignore[arg-type]
+    monkeypatch.setattr(choose_ops, "measure_in_turn", lambda device, stream, records: dict(zip(records, times, strict=True)))
+    run: Any = SimpleNamespace(launch=None)
+    assert chooser._fastest_form(run, fused, "qkv", {}) == place
+
+
 def test_a_second_start_remembers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whole: every record runs on the virtual device, with its race detector; then nothing is measured again."""
     monkeypatch.setenv("DRAFTGRAPH_CACHE", str(tmp_path))

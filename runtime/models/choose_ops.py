@@ -45,6 +45,9 @@ _MOST_LAYOUTS = 64
 
 _FEWEST_LAYERS = 6
 
+_MUST_GAIN = 0.99
+"""Of the time of whole layers with the usual form of a product: less is what measurements differ by, and other rows and lengths."""
+
 _BYTES = 400_000_000
 """Weights that a graph reads at least, if the model has as many: several times L2."""
 
@@ -234,13 +237,14 @@ class OpsChooser:
         return layers[: max(_FEWEST_LAYERS, -(-_BYTES // layer_bytes))]
 
     def _fastest_form(self, run: ForwardPass, fused: FusedOps, name: str, places: dict[str, int]) -> int:
-        """Place of the fastest among the forms of a product, between the others in the forms of `places`."""
+        """Place of the fastest among the forms of a product, between the others in the forms of `places`; the usual one where no
+        other gains what counts."""
         records: dict[str, Callable[[], None]] = {}
         for place in range(len(forms_of(self.model.layers[0], name))):
             ops = laid_out(fused, self.model.layers[0], places | {name: place})
             records[f"{name} {place}"] = lambda ops=ops: self._layers(run, ops)  # type: ignore[misc]
         times = list(measure_in_turn(self.device, run.launch, records).values())
-        return times.index(min(times))
+        return times.index(min(times)) if min(times) < _MUST_GAIN * times[0] else 0
 
     def _layers(self, run: ForwardPass, ops: Ops) -> None:
         for layer in self._measured_layers():
