@@ -37,6 +37,7 @@ from runtime.runner_options import RunnerOptions
 from runtime.sampling import MAX_STOP_TOKEN_IDS
 from runtime.sampling_record import needs_more_than_greedy
 from runtime.scheduler import Scheduler, SchedulerLimits
+from runtime.speculators.dflash_ops import TargetOps
 from runtime.speculators.proposers import Speculator
 from runtime.step_buffers import StepSizes
 from runtime.tokenizer import Tokenizer
@@ -90,10 +91,6 @@ def assemble(
                 num_blocks=blocks.num_blocks,
                 block_size=sizes.block_size,
             )
-        with (bars if speculator.drafter else silent_bar)("loading drafter", "bytes") as advance:
-            speculation = speculator.build(
-                device, model, sizes, blocks.num_blocks, advance, on_gpu=kind == "cuda", choice=config.graphs.ops
-            )
         scratch = allocate_scratch(device, spec, sizes, dtype)
         chooser = OpsChooser(device, model, scratch) if kind == "cuda" else None
         choice, numerics = config.graphs.ops, config.numerics
@@ -101,6 +98,17 @@ def assemble(
             device, spec, sizes, dtype, on_gpu=kind == "cuda", choice=choice, numerics=numerics, chooser=chooser
         )
         logger.info("operations: %s", chosen)
+        with (bars if speculator.drafter else silent_bar)("loading drafter", "bytes") as advance:
+            speculation = speculator.build(
+                device,
+                model,
+                sizes,
+                blocks.num_blocks,
+                advance,
+                on_gpu=kind == "cuda",
+                choice=choice,
+                target_ops=TargetOps(model.shape, ops),
+            )
         target = DecoderTarget(model, scratch, speculation.taps, ops)
         eos = checkpoint.tokenizer.eos_token_ids
         options = RunnerOptions(

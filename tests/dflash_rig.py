@@ -98,7 +98,6 @@ class Rig:
             self.device,
             self.spec,
             self.sizes,
-            self.arrays,
             self.scratch,
             "float32",
             on_gpu=False,

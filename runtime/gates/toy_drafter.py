@@ -106,7 +106,7 @@ def toy_proposer(device: Device, version: Version, sizes: StepSizes, num_blocks:
     )
     scratch = allocate_draft_scratch(device, spec, sizes)
     choice = "fused" if fused else "plain"
-    ops = build_draft_ops(device, spec, sizes, arrays, scratch, "float32", on_gpu=False, choice=choice)  # type: ignore[arg-type]
+    ops = build_draft_ops(device, spec, sizes, scratch, "float32", on_gpu=False, choice=choice)  # type: ignore[arg-type]
     return DFlashProposer(
         arrays,
         scratch,

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from graphs.arrays import DecoderShape
 from graphs.draft_fused import ClusterBlockAttention, FusedJoins
-from graphs.draft_layers import LayersAsTarget, as_model, as_scratch
+from graphs.draft_layers import LayersAsTarget
 from graphs.draft_pass import BlockAttention, Joins, PlainBlockAttention, PlainJoins, Products
-from graphs.drafter_arrays import DraftArrays, DraftScratch
-from graphs.fused_ops import FusedOps, FusedScratch, stripes_of, why_not_fused
-from graphs.ops import OpTable
+from graphs.drafter_arrays import DraftScratch
+from graphs.fused_ops import FusedOps, FusedScratch, why_not_fused
+from graphs.ops import HeadOps, Ops, OpTable
 from graphs.plain_ops import PlainOps, Stripes
 from graphs.propose_dflash import DraftOps
 from graphs.step_attention import StepAttention
@@ -21,12 +21,9 @@ from kernels.block_join import MAX_QUERIES, TAPS
 from kernels.tile import TILE_ROWS
 from runtime.checkpoint.weights import STORAGE, WeightDtype
 from runtime.device import Device
-from runtime.models.choose_ops import OpsChooser
-from runtime.models.scratch import COLUMNS_A_STRIPE, MOST_FUSED_ROWS, OpsChoice
+from runtime.models.scratch import AUTO_FUSED_ROWS, COLUMNS_A_STRIPE, OpsChoice
 from runtime.speculators.dflash_config import DraftSpec
 from runtime.step_buffers import StepSizes
-
-logger = logging.getLogger(__name__)
 
 JOINED_ROWS = 64
 """Query rows up to which a join is one launch; it reads them once for each group of channels."""
@@ -41,20 +38,29 @@ JOINED_WIDTH = 1024
 """Hidden size up to which it is, for the same reason."""
 
 
+@dataclass(frozen=True)
+class TargetOps:
+    """Which set of operations records a step of the target of so many rows."""
+
+    shape: DecoderShape
+    table: OpTable
+
+
 def build_draft_ops(
     device: Device,
     spec: DraftSpec,
     sizes: StepSizes,
-    arrays: DraftArrays,
     scratch: DraftScratch,
     dtype: WeightDtype,
     *,
     on_gpu: bool,
     choice: OpsChoice,
+    target: TargetOps | None = None,
 ) -> DraftOps:
     """The forms that a drafter takes.
 
     auto: on a GPU the fused forms where they fit; `fused`: everywhere where they fit; `plain`: nowhere.
+    target: what records the target's steps, for layers of the same sizes.
     """
     stripes = None
     if on_gpu:
@@ -81,21 +87,15 @@ def build_draft_ops(
     products = Products(OWN_ROWS, OWN_BYTES) if ours else Products()
     layers = None
     if ours and spec.version == 1 and not spec.attention_bias and spec.input_embedding_scale == 1.0:
-        layers = _layers_as_target(device, spec, arrays, scratch, stripes, dtype, measure=on_gpu and choice == "auto")
+        layers = _layers_as_target(device, spec, scratch, stripes, dtype, target)
     return DraftOps(joins, joined_rows, attention, stripes, products, layers)
 
 
 def _layers_as_target(
-    device: Device,
-    spec: DraftSpec,
-    arrays: DraftArrays,
-    scratch: DraftScratch,
-    stripes: Stripes | None,
-    dtype: WeightDtype,
-    *,
-    measure: bool,
+    device: Device, spec: DraftSpec, scratch: DraftScratch, stripes: Stripes | None, dtype: WeightDtype, target: TargetOps | None
 ) -> LayersAsTarget | None:
-    """The target's sets of operations for the layers, chosen as a target's are; None where they do not take them."""
+    """The target's sets of operations for the layers: those that its own steps take where the layers are of the same sizes, else
+    the fused set for as many rows as read the weights once. None where no fused set takes them."""
     shape = DecoderShape(
         spec.hidden_size,
         spec.intermediate_size,
@@ -107,20 +107,20 @@ def _layers_as_target(
     )
     if why_not_fused(shape, STORAGE[dtype]) is not None:
         return None
-    rows, picks, tiles = scratch.residual.shape[0], scratch.logits.shape[0], -(-spec.hidden_size // TILE_ROWS)
-    best = stripes_of(spec.vocab_size), picks
-    attention = StepAttention(scratch.attention)  # stands for the block's own while forms are measured
-    fused = FusedOps(
-        FusedScratch(
-            squares=device.array("draft.squares", (rows, tiles), np.float32),
-            best_value=device.array("draft.best_value", best, np.float32),
-            best_column=device.array("draft.best_column", best, np.int32),
-        ),
-        attention,
-    )
-    library = PlainOps(attention, stripes)
-    if not measure:
-        return LayersAsTarget(shape, OpTable(library, ((MOST_FUSED_ROWS, fused),)))
-    table, chosen = OpsChooser(device, as_model(arrays, shape), as_scratch(scratch))(fused, library)
-    logger.info("operations of the drafter: %s", chosen)
-    return LayersAsTarget(shape, table)
+    squares = device.array("draft.squares", (scratch.residual.shape[0], -(-spec.hidden_size // TILE_ROWS)), np.float32)
+    # Neither head nor attention of the sets is used: best columns and the attention of a step stand for nothing.
+    attention, unused = StepAttention(scratch.attention), squares
+    fused, library = FusedOps(FusedScratch(squares, unused, unused), attention), PlainOps(attention, stripes)
+    if target is None or _sizes(target.shape) != _sizes(shape):
+        return LayersAsTarget(shape, OpTable(library, ((AUTO_FUSED_ROWS, fused),)))
+
+    def same(ops: Ops) -> Ops:
+        layers = ops.layers if isinstance(ops, HeadOps) else ops
+        return replace(fused, layouts=layers.layouts) if isinstance(layers, FusedOps) else library
+
+    few = tuple((rows, same(ops)) for rows, ops in target.table.few)
+    return LayersAsTarget(shape, OpTable(same(target.table.many), few))
+
+
+def _sizes(shape: DecoderShape) -> tuple[int, ...]:
+    return shape.hidden_size, shape.intermediate_size, shape.num_heads, shape.num_kv_heads, shape.head_dim

@@ -27,9 +27,6 @@ from runtime.speculators.dflash_config import DraftSpec
 from runtime.speculators.dflash_weights import DraftConvWeights, DraftWeights
 from runtime.step_buffers import StepSizes
 
-MEASURED_ROWS = 64
-"""Most rows of a choice."""
-
 
 def draft_cache_bytes(spec: DraftSpec, num_blocks: int, block_size: int, itemsize: int = 4) -> int:
     """Bytes of K and V of all draft layers."""
@@ -182,8 +179,7 @@ def allocate_draft_scratch(device: Device, spec: DraftSpec, sizes: StepSizes, dt
         gate_up=activations("gate_up", queries, 2 * spec.intermediate_size),
         activated=operands("activated", queries, spec.intermediate_size),
         pick_hidden=operands("pick_hidden", picks, hidden),
-        # Choosing forms of products (runtime/models/choose_ops.py) takes as many rows as a block pass has, where they are few.
-        logits=activations("logits", max(picks, min(queries, MEASURED_ROWS)), spec.vocab_size),
+        logits=activations("logits", picks, spec.vocab_size),
         chosen=integers("chosen", picks),
         selector=selector,
     )

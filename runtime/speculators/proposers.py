@@ -19,7 +19,7 @@ from runtime.device import Device
 from runtime.models.scratch import OpsChoice
 from runtime.models.spec import ModelSpec
 from runtime.speculators.dflash_config import check_target
-from runtime.speculators.dflash_ops import build_draft_ops
+from runtime.speculators.dflash_ops import TargetOps, build_draft_ops
 from runtime.speculators.dflash_upload import allocate_draft_scratch, draft_cache_bytes, draft_streamed_bytes, upload_drafter
 from runtime.speculators.dflash_weights import DraftCheckpoint
 from runtime.speculators.random_drafter import RandomDrafter, is_random_drafter
@@ -84,8 +84,10 @@ class Speculator:
         *,
         on_gpu: bool = False,
         choice: OpsChoice = "auto",
+        target_ops: TargetOps | None = None,
     ) -> Speculation:
-        """Weights and buffers on the device, and the recorder that uses them, in the forms of `choice` (graphs.ops)."""
+        """Weights and buffers on the device, and the recorder that uses them, in the forms of `choice` (graphs.ops); layers like
+        the target's in those of `target_ops`."""
         config = self._config
         if config.k == 0:
             return Speculation()
@@ -108,7 +110,9 @@ class Speculator:
             spec.target_layer_ids,
             num_speculative_tokens=sizes.num_speculative_tokens,
             max_model_len=sizes.max_model_len,
-            ops=build_draft_ops(device, spec, sizes, arrays, scratch, self._dtype, on_gpu=on_gpu, choice=choice),
+            ops=build_draft_ops(
+                device, spec, sizes, scratch, self._dtype, on_gpu=on_gpu, choice=choice, target=target_ops
+            ),
         )
         distribution = None if scratch.selector is None else scratch.selector.distribution
         return Speculation(proposer, proposer.taps, draft_streamed_bytes(arrays), distribution)
