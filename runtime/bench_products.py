@@ -1,4 +1,5 @@
-"""Each product of a decode step alone: ours, cuBLAS's and torch's on the same weights, in turns, in graphs.
+"""Each product of a decode step alone: ours, cuBLAS's by its first and by its fastest algorithm, and torch's, on the same weights,
+in turns, in graphs.
 
 Weights of one shape are laid out more often than L2 holds, and a graph reads each copy once, so that every product comes from
 memory. The graphs of all contestants are replayed in turn: a clock that drifts drifts for all of them. Ours does more than the
@@ -20,6 +21,7 @@ from kernels.project import norm_gate_up, norm_project, norm_project_two, projec
 from kernels.tile import TILE_ROWS
 from runtime.checkpoint.weights import STORAGE, WeightDtype
 from runtime.errors import DeviceError
+from runtime.models.choose_algorithms import bytes_of, fastest_algorithm
 
 if TYPE_CHECKING:
     from runtime.cuda_device import CudaDevice
@@ -69,7 +71,7 @@ class ProductTimes:
             median = self.median(which)
             spread = (max(times) - min(times)) / median
             cells.append(f"{which} {median:7.2f} us +-{spread:4.0%} {self.weight_bytes / median / 1e3:5.0f} GB/s")
-        ratios = [f"{ratio:.2f}x {other}" for other in ("cublas", "torch") if (ratio := self.ratio(other)) is not None]
+        ratios = [f"{ratio:.2f}x {other}" for other in ("cublas", "fastest", "torch") if (ratio := self.ratio(other)) is not None]
         shape = f"{self.product.depth}x{self.product.outputs}"
         layout = f" ({self.layout})" if self.layout else ""
         return f"{self.product.name:<8}{shape:<12} rows {self.rows} " + " | ".join(cells) + " | " + ", ".join(ratios) + layout
@@ -134,6 +136,8 @@ class ProductBench:
         self._choose_layout()
         self._check()
         replays = {"ours": self._replay("ours", self.ours), "cublas": self._replay("cublas", self._cublas)}
+        if (fastest := self._fastest_replay()) is not None:
+            replays["fastest"] = fastest
         if (torch_replay := self._torch_replay()) is not None:
             replays["torch"] = torch_replay
         times: dict[str, list[float]] = {which: [] for which in replays}
@@ -242,6 +246,17 @@ class ProductBench:
             end.synchronize()
             return end.milliseconds_since(begin) * 1e3
 
+        return replay
+
+    def _fastest_replay(self) -> Callable[[], float] | None:
+        """cuBLAS by its fastest algorithm; None: that is its first."""
+        arrays = self.out, self.x, self.weights
+        algorithm = bytes_of(fastest_algorithm(self.device, self.stream, self.product.name, *arrays, self.live))
+        if algorithm is None:
+            return None
+        self.stream.use_algorithm(self.out, self.x, self.weights[0], algorithm)
+        replay = self._replay("fastest", self._cublas)
+        self.stream.use_algorithm(self.out, self.x, self.weights[0], None)
         return replay
 
     def _torch_replay(self) -> Callable[[], float] | None:

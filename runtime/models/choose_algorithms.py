@@ -46,28 +46,30 @@ def product_arrays(run: ForwardPass) -> dict[str, tuple[Array, Array, Sequence[A
 
 def measured_algorithms(device: Any, run: ForwardPass) -> dict[str, str]:
     """The fastest algorithm of each product for as many rows as `run` has; CUDA only."""
-    return {name: _fastest(device, run.launch, name, *arrays) for name, arrays in product_arrays(run).items()}
+    return {name: fastest_algorithm(device, run.launch, name, *arrays) for name, arrays in product_arrays(run).items()}
 
 
 def use_algorithms(run: ForwardPass, chosen: Mapping[str, str]) -> None:
     """Let the library's products of as many rows as `run` has be multiplied by these from now on."""
     stream: Any = run.launch
     for name, (out, x, weights, _) in product_arrays(run).items():
-        stream.use_algorithm(out, x, weights[0], _bytes(chosen[name]))
+        stream.use_algorithm(out, x, weights[0], bytes_of(chosen[name]))
 
 
-def _bytes(algorithm: str) -> bytes | None:
+def bytes_of(algorithm: str) -> bytes | None:
+    """As the stream takes it; None for the library's first."""
     return bytes.fromhex(algorithm) or None
 
 
-def _fastest(device: Any, stream: Any, name: str, out: Array, x: Array, weights: Sequence[Array], live: Array) -> str:
+def fastest_algorithm(device: Any, stream: Any, name: str, out: Array, x: Array, weights: Sequence[Array], live: Array) -> str:
+    """Of out = x @ weight.T over all weights, one after the other. `name` is for reports."""
     weights = weights[: -(-_BYTES // weights[0].nbytes)]
     if sum(weight.nbytes for weight in weights) < _FEWEST_BYTES:
         return FIRST
     known = [FIRST, *(algorithm.hex() for algorithm in stream.product_algorithms(out, x, weights[0]))]
 
     def record(algorithm: str) -> None:
-        stream.use_algorithm(out, x, weights[0], _bytes(algorithm))
+        stream.use_algorithm(out, x, weights[0], bytes_of(algorithm))
         for weight in weights:
             stream.matmul(out, x, weight, live)
 
