@@ -48,7 +48,7 @@ class Kernel:
         overlap: it waits for the launch before it on its own (kernels/lang_overlap.py), so a GPU may start it early.
         early: the parameters that it reads before that wait.
         cluster: blocks that work together; a GPU gets as many for each along the first axis of the grid, others get one.
-        spread: no multiprocessor of a GPU takes more of its blocks than an even share.
+        spread: where launches overlap, no multiprocessor of a GPU takes more of its blocks than an even share.
     """
 
     name: str

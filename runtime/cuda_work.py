@@ -100,8 +100,9 @@ def bind_launch(stream: CudaStream, kernel: Kernel, grid: Grid, block: int, args
             types.append(int32 if whole else float32)
     function, (x, y, z) = stream.device.compile(kernel, tuple(types), block), (*_axes(grid), 1, 1)[:3]
     cluster = kernel.cluster if stream.device.facts.compute_capability >= HOPPER else 1
+    can_overlap = kernel.overlap and stream.device.overlaps
     shared = 0
-    if kernel.spread:
+    if kernel.spread and can_overlap:
         with stream.device.reports(f"room for {kernel.name}"):
             shared = even_share(function, x * cluster * y * z)
     launch = DirectLaunch(function, (x * cluster, y, z), block, words, cluster, stream.pointer, shared)
@@ -111,7 +112,7 @@ def bind_launch(stream: CudaStream, kernel: Kernel, grid: Grid, block: int, args
         tuple(reads),
         tuple(writes),
         computes=True,
-        overlapping=partial(launch.issue, overlap=True) if kernel.overlap and stream.device.overlaps else None,
+        overlapping=partial(launch.issue, overlap=True) if can_overlap else None,
         early=frozenset(early),
     )
 
@@ -139,9 +140,7 @@ def bind_product(stream: CudaStream, out: Array, x: Array, weight: Array, rows: 
     return CudaWork(f"matmul {weight.name} -> {out.name}", issue, reads, (out.allocation,), computes=issue is not _nothing)
 
 
-def product_matrices(
-    stream: CudaStream, out: Array, x: Array, weight: Array
-) -> tuple[cublas.Matrix, cublas.Matrix, cublas.Matrix]:
+def product_matrices(stream: CudaStream, out: Array, x: Array, weight: Array) -> tuple[cublas.Matrix, cublas.Matrix, cublas.Matrix]:
     """The three as cuBLAS takes them. DeviceError: rows that are not contiguous, arrays of another device."""
     known = {"out": out, "x": x, "weight": weight}
     of_out, of_x, of_weight = (_matrix(role, _usable(stream, f"matmul({role})", array)) for role, array in known.items())
