@@ -16,7 +16,7 @@ from kernels.selector import edge_scores, selector_walk
 
 ROW_THREADS = 32
 RANKING_THREADS = 512
-WALK_THREADS = 256
+WALK_THREADS = 512
 
 
 def record_pick(run: DraftPass, stripes: Stripes | None, layers: LayersAsTarget | None) -> None:

@@ -5,7 +5,7 @@ Blocks of a cluster share a row, so that one launch is enough for both.
 
 from __future__ import annotations
 
-from kernels.argmax import float_order
+from kernels.argmax import float_of_order, float_order
 from kernels.lang import NEG_INF, SIMULATED, cuda, device_function, f32, i32, kernel, u64
 from kernels.lang_overlap import (
     cluster_barrier,
@@ -185,7 +185,7 @@ def top_candidates(ids, values, logits, vocab_size, num_rows):
             cuda.syncthreads()
             total = found[2]
             if found[3] == i32(0) and total <= i32(_RANKED):
-                rank_listed(ids, values, all_order, all_column, logits, row, total)
+                rank_listed(ids, values, all_order, all_column, row, total)
             else:
                 search_row(ids, values, logits, row, found, vocab_size)
         cuda.syncthreads()
@@ -194,7 +194,7 @@ def top_candidates(ids, values, logits, vocab_size, num_rows):
 
 
 @device_function
-def rank_listed(ids, values, order, column, logits, row, listed):
+def rank_listed(ids, values, order, column, row, listed):
     """Candidates of a row from the columns that are listed, fillers behind them. Called by a whole block."""
     tid, threads, count = i32(cuda.threadIdx.x), i32(cuda.blockDim.x), i32(ids.shape[1])
     e = i32(tid)
@@ -204,7 +204,7 @@ def rank_listed(ids, values, order, column, logits, row, listed):
             above += i32(order[other] > mine or (order[other] == mine and column[other] < at))
         if above < count:
             ids[row, above] = at
-            values[row, above] = logits[row, u64(at)]
+            values[row, above] = float_of_order(mine)
         e += threads
     for filler in range(listed + tid, count, threads):
         ids[row, filler] = i32(0)

@@ -116,10 +116,12 @@ def selector_walk(
             base = i32(request) * picks
             if lattice <= i32(_NEAR):
                 item = tid
-                while item < lattice:
-                    pair = divide(item, count)
-                    near[item] = scores[base + divide(pair, count), pair - divide(pair, count) * count, item - pair * count]
-                    item += threads
+                while item < lattice:  # two at a time: their loads are under way together
+                    other = min(item + threads, lattice - i32(1))
+                    here, there = score_at(scores, base, item), score_at(scores, base, other)
+                    near[item] = here
+                    near[other] = there
+                    item += i32(2) * threads
             item = tid
             while item < min(picks * count, i32(_NEAR_IDS)):
                 pick = divide(item, count)
@@ -150,6 +152,15 @@ def selector_walk(
                 if lane() == i32(0):
                     num_draft[slot] = drafts
             cuda.syncthreads()
+
+
+@device_function
+def score_at(scores, base, item):
+    """Element `item` of the scores of a request, whose rows begin at `base`."""
+    count = i32(scores.shape[1])
+    pair = divide(item, count)
+    row = divide(pair, count)
+    return scores[base + row, pair - row * count, item - pair * count]
 
 
 @device_function
