@@ -15,9 +15,6 @@ CUDA_TYPES = {
     np.dtype(np.uint16): CudaDataType.CUDA_R_16BF,
 }
 
-MOST_ROWS = 64
-"""Rows up to which algorithms are measured."""
-
 
 @dataclass(frozen=True)
 class Matrix:
