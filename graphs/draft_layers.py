@@ -12,6 +12,7 @@ from graphs.drafter_arrays import DraftArrays, DraftScratch
 from graphs.launch import Array
 from graphs.ops import ForwardPass, OpTable
 from graphs.plain_ops import norm_threads
+from kernels.behind_product import EIGHT
 from kernels.head import gather_norm
 
 
@@ -65,7 +66,7 @@ class LayersAsTarget:
         """The final norm of the masks' rows."""
         hidden, residual = run.scratch.pick_hidden[:picks], run.scratch.residual
         where = (run.scratch.pick_rows[:picks], self.shape.rms_norm_eps, run.live_picks)
-        threads = norm_threads(hidden.shape[1])
+        threads = norm_threads(-(-hidden.shape[1] // EIGHT))
         run.launch.launch(gather_norm, picks, threads, hidden, residual, run.arrays.final_norm, *where)
         return hidden
 
