@@ -1,4 +1,4 @@
-"""Every forward kernel against its NumPy oracle, under njit and in the simulator, over grids and block sizes."""
+"""Forward kernels against their NumPy oracles, under njit and in the simulator, over grids and block sizes."""
 
 from __future__ import annotations
 
@@ -6,20 +6,15 @@ import numpy as np
 import pytest
 
 from kernels import oracle_forward as oracle
-from kernels import oracle_fused
-from kernels.argmax import argmax, stripe_argmax
 from kernels.attention import paged_attention
 from kernels.bias import add_bias
 from kernels.embed import embed
-from kernels.exponential import exp
 from kernels.gather import gather_rows
 from kernels.head_norm import head_norm
 from kernels.kv_store import store_kv
-from kernels.lang import cuda, kernel
 from kernels.rmsnorm import add_rms_norm, rms_norm
 from kernels.rope import rope
 from kernels.swiglu import swiglu
-from tests.fused_cases import warps
 from tests.kernel_cases import Launch, floats, guarded, ints, launches, live, poisoned, untouched
 
 CAPACITY = 5
@@ -97,8 +92,6 @@ def test_norms_may_write_over_their_input(launch: Launch, kernel_in_place) -> No
 def test_add_bias(launch: Launch, count: int) -> None:
     args = {"x": guarded(floats(7, CAPACITY, 13), count), "bias": floats(8, 13), "num_tokens": live(count)}
     launch.check(add_bias, args, {"x": oracle.add_bias(**args)})
-
-
 HEADS = pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(3, 1, 4), (4, 4, 6), (8, 2, 64)], ids=str)
 
 
@@ -165,8 +158,6 @@ def test_store_kv(launch: Launch, count: int, block_size: int, num_heads: int, n
     }
     k_cache, v_cache = oracle.store_kv(**args)
     launch.check(store_kv, args, {"k_cache": k_cache, "v_cache": v_cache}, rtol=0, atol=0)
-
-
 # Slots with different tables, ids scattered over the cache, -1 behind the last block; four queries of two slots plus a pad.
 TABLES = np.array([[7, 2, 9, -1], [-1, -1, -1, -1], [0, 8, 3, 5]], np.int32)
 
@@ -258,96 +249,3 @@ def test_gather_rows(launch: Launch, count: int) -> None:
     }
     args["indices"][count:] = 0
     launch.check(gather_rows, args, {"out": oracle.gather_rows(**args)}, rtol=0, atol=0)
-
-
-def logits_rows(width: int) -> np.ndarray:
-    """Rows that argmax has been known to get wrong, vocabulary `width` (at least 5)."""
-    nan, inf = np.nan, np.inf
-    plain = floats(22, 1, width)[0]
-    rows = np.stack([plain] * 12)
-    rows[1] = 0.0  # all equal: the lowest index
-    rows[2, [1, width - 1]] = 50.0  # a tie between the second column and the last
-    rows[3] = nan
-    rows[4] = -inf
-    rows[5, 0], rows[5, 3] = nan, 60.0
-    rows[6] = nan
-    rows[6, width - 1] = -1.0  # one number among NaN
-    rows[7, [2, 4]] = inf
-    rows[8] = -5.0
-    rows[8, 2], rows[8, 4] = -0.0, 0.0  # equal numbers with different bits
-    rows[9] = -abs(plain) - 1.0
-    rows[10] = np.where(np.arange(width) % 2, -inf, nan)
-    rows[11] = -nan  # a NaN with the sign bit: below -inf by its bits
-    rows[11, width - 2] = -inf
-    return rows
-
-
-def argmax_case(vocab_size: int, padding: int, count: int) -> dict:
-    logits = np.full((12, vocab_size + padding), 1e9, np.float32)  # the padding would win
-    logits[:, :vocab_size] = logits_rows(vocab_size)
-    return {
-        "out": untouched(12, dtype=np.int32),
-        "logits": poisoned(logits, count),
-        "vocab_size": vocab_size,
-        "num_rows": live(count),
-    }
-
-
-@launches((1, 1), (3, 3), (12, 5), (1, 32))
-@pytest.mark.parametrize(("vocab_size", "padding"), [(5, 0), (67, 3)])
-@pytest.mark.parametrize("count", [0, 7, 12])
-def test_argmax(launch: Launch, vocab_size: int, padding: int, count: int) -> None:
-    args = argmax_case(vocab_size, padding, count)
-    launch.check(argmax, args, {"out": oracle.argmax(**args)})
-
-
-@launches((2, 64))
-@pytest.mark.parametrize("vocab_size", [511, 512, 513, 1024])
-def test_argmax_at_the_border_of_a_tile(launch: Launch, vocab_size: int) -> None:
-    args = argmax_case(vocab_size, 5, 12)
-    launch.check(argmax, args, {"out": oracle.argmax(**args)})
-
-
-@warps(((12, 1), 1), ((3, 2), 3), ((12, 5), 2))
-@pytest.mark.parametrize(
-    ("vocab_size", "padding", "stripes"), [(5, 0, 1), (67, 3, 4), (67, 0, 9), (5, 2, 8), (67, 5, 4), (96, 0, 3), (800, 8, 2)]
-)
-@pytest.mark.parametrize("count", [0, 7, 12])
-def test_argmax_in_stripes(launch: Launch, vocab_size: int, padding: int, stripes: int, count: int) -> None:
-    args = argmax_case(vocab_size, padding, count)
-    best = {"best_value": untouched(stripes, 12), "best_column": untouched(stripes, 12, dtype=np.int32)}
-    parts = best | {name: args[name] for name in ("logits", "vocab_size", "num_rows")}
-    value, column = oracle.stripe_argmax(**parts)
-    launch.check(stripe_argmax, parts, {"best_value": value, "best_column": column})
-    # What kernels/head.best_of_stripes makes of the parts is the argmax of the whole row.
-    combined = oracle_fused.best_of_stripes(args["out"], value, column, live(count))
-    np.testing.assert_array_equal(combined, oracle.argmax(**args))
-
-
-def test_argmax_of_a_real_vocabulary() -> None:
-    logits = floats(23, 3, 49152)
-    logits[1, [30000, 30001, 49151]] = 9.0  # ties across and within tiles
-    logits[2] = logits[2].round(1)
-    args = {"out": untouched(3, dtype=np.int32), "logits": logits, "vocab_size": 49152, "num_rows": live(3)}
-    Launch("cpu").check(argmax, args, {"out": oracle.argmax(**args)})
-
-
-@kernel(writes=("out",))
-def exp_kernel(out, x):
-    for i in range(cuda.threadIdx.x, x.shape[0], cuda.blockDim.x):
-        out[i] = exp(x[i])
-
-
-@launches((1, 4))
-def test_exp(launch: Launch) -> None:
-    step = 0.37 if launch.executor == "simulator" else 1e-4
-    x = np.concatenate([np.arange(-87, 88, step), [0.0, -0.0, 1e-30]]).astype(np.float32)
-    out = np.empty_like(x)
-    launch.run(exp_kernel, out, x)
-    error = np.abs(out / np.exp(x.astype(np.float64)) - 1)
-    assert error[np.abs(x) < 8].max() < 5e-7
-    assert error.max() < 6e-6  # a CPU without fused multiply-add; 3e-7 with it
-    edges = np.array([-np.inf, -1000, -88, 88.5, np.inf, np.nan], np.float32)
-    out = np.empty_like(edges)
-    launch.run(exp_kernel, out, edges)
-    np.testing.assert_array_equal(out, [0, 0, 0, np.inf, np.inf, np.nan])

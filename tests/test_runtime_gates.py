@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections import Counter
 from dataclasses import replace
 
 import pytest
-from typer.testing import CliRunner
 
-from graphs.cpu_executor import CpuExecutor
-from kernels.lang import SIMULATED
-from runtime.cli import app
-from runtime.errors import ConfigError, DraftgraphError
-from runtime.gates import g1, g2, gates
-from runtime.gates.case import AXES, Case
+from runtime.gates import g2, gates
+from runtime.gates.case import Case
 from runtime.gates.case_run import CaseRun, run_case
-from runtime.gates.emit_budget import computed_emission, emission_cases, measure_emission
-from runtime.gates.gates import default_cases, run_gate
-from runtime.gates.matrix import full, pairs_of, pairwise, sampled
+from runtime.gates.emit_budget import emission_cases, measure_emission
+from runtime.gates.gates import run_gate
+from runtime.gates.matrix import pairwise, sampled
 from runtime.gates.table import render_reports
-from runtime.gates.tapes import read_tape
-from runtime.gates.toy_engine import open_toy
 from runtime.gates.verdict import Axis, GateReport, Ledger, Verdict
 from runtime.runner import Runner
-from runtime.sampling import SamplingParams
 from tests import toy_runners
-
-EXECUTOR = CpuExecutor()
-SPECULATIVE = Case(k=3, batch=3, accept="all", stop="max_tokens", event="reuse", seed=4)
-
-
-def report_of(gate: str, case: Case, runner_type: type[Runner] = Runner) -> GateReport:
-    return run_gate(gate, EXECUTOR, cases=[case], runner_type=runner_type)
+from tests.gate_reports import EXECUTOR, SPECULATIVE, report_of
 
 
 def red(report: GateReport) -> set[str]:
@@ -226,158 +211,3 @@ def test_a_matrix_that_takes_no_path_is_no_pass(monkeypatch: pytest.MonkeyPatch)
     report = run_gate("G1", EXECUTOR)
     assert {"paths covered", "emit budget"} <= red(report)
     assert "preemptions" in next(axis.detail for axis in report.axes if axis.name == "paths covered")
-
-
-# --- cases and matrix ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_text_of_a_case_reproduces_it() -> None:
-    for case in (*sampled(50), SPECULATIVE):
-        assert Case.parse(str(case)) == case
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("k=2", "case: k = 2: must be one of 0, 1, 3, 5, 7"),
-        ("size=2", "case: size=2: must be name=value; names are speculator"),
-        ("seed=-1", "case: seed = -1: must be a whole number, 0 or above"),
-        ("seed=x", "case: seed = x: must be a whole number"),
-        ("speculator=none k=3", "case: speculator = none with k = 3"),
-    ],
-)
-def test_cases_that_cannot_be(text: str, message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        Case.parse(text)
-    assert message in str(error.value)
-
-
-def test_pairwise_holds_every_possible_pair() -> None:
-    covered = {pair for case in pairwise() for pair in pairs_of(case)}
-    for (left, lefts), (right, rights) in itertools.combinations(AXES.items(), 2):
-        for a, b in itertools.product(lefts, rights):
-            values = {left: a, right: b}
-            possible = values.keys() != {"speculator", "k"} or Case(**values).is_possible
-            # Without drafts there is no number of them that could change.
-            without_drafts = values.get("speculator") == "none" or values.get("k") == 0
-            possible = possible and not (without_drafts and values.get("lengths") == "changing")
-            assert ((left, a, right, b) in covered) == possible, (left, a, right, b)
-    assert len(pairwise()) < 80
-
-
-def test_the_full_matrix_is_thousands_and_has_no_twins() -> None:
-    cases = list(full())
-    assert len(cases) == len(set(cases)) > 5000
-    assert all(case.is_possible for case in cases)
-    assert {case.prompt for case in cases} == set(AXES["prompt"])
-
-
-def test_the_default_is_the_same_every_time_and_has_twenty_random_schedules() -> None:
-    assert default_cases("G1") == default_cases("G1")
-    assert sum(case.schedule == "random" and case.seed < 20 for case in default_cases("G2")) >= 20
-
-
-# --- emit counts ---------------------------------------------------------------------------------------------------------------
-
-
-def test_computed_emission_by_hand() -> None:
-    # prompt of 2, then drafts at positions 3, 4, 5...: right right wrong | right right wrong ...
-    script = [0, 0, 0, 1, 1, 0, 1, 1, 0, 1, 1, 0]
-    assert computed_emission(script, 2, 3, steps=1) == 1
-    assert computed_emission(script, 2, 3, steps=2) == 1 + 3
-    assert computed_emission(script, 2, 3, steps=3) == 1 + 3 + 3
-    assert computed_emission(script, 2, 1, steps=3) == 1 + 2 + 1
-    assert computed_emission([1], 5, 4, steps=3) == 1 + 5 + 5
-
-
-@pytest.mark.parametrize("case", emission_cases()[::7], ids=str)
-def test_emission_is_what_the_script_says(case: Case) -> None:
-    emission = measure_emission(case, EXECUTOR)
-    assert emission.emitted == emission.computed > 0
-
-
-# --- tapes ---------------------------------------------------------------------------------------------------------------------
-
-
-def test_a_tape_that_ran_over_is_refused() -> None:
-    toy = open_toy(SPECULATIVE.options(tape_steps=2), EXECUTOR)
-    toy.engine.generate([[1, 2, 3]], SamplingParams(max_tokens=20))
-    assert toy.tapes is not None
-    with pytest.raises(DraftgraphError, match=r"tape_fed: .* records on a tape of 2"):
-        read_tape(toy.device, toy.tapes.fed)
-    toy.engine.close()
-
-
-def test_without_tapes_a_step_has_no_node_more() -> None:
-    plain, taped = (open_toy(SPECULATIVE.options(tape_steps=steps), EXECUTOR) for steps in (0, 8))
-    for key, graph in plain.runner.library.graphs.items():
-        extra = 1 if key.family.value == "propose" else 2
-        assert taped.runner.library.graphs[key].num_nodes == graph.num_nodes + extra
-    plain.engine.close()
-    taped.engine.close()
-
-
-# --- the command ---------------------------------------------------------------------------------------------------------------
-
-
-def test_the_command_is_green_for_a_case() -> None:
-    result = CliRunner().invoke(app, ["gates", "--case", str(SPECULATIVE), "-q"])
-    assert result.exit_code == 0, result.output
-    assert "G1  routing and token identity: SATISFIED" in result.stdout
-    assert "G2  ids that are verified are ids that were drafted: SATISFIED" in result.stdout
-
-
-def test_the_command_in_json() -> None:
-    result = CliRunner().invoke(app, ["gates", "g2", "--case", str(SPECULATIVE), "--json", "-q"])
-    values = json.loads(result.stdout)
-    assert values["satisfied"] is True
-    assert [gate["gate"] for gate in values["gates"]] == ["G2"]
-    assert {axis["name"] for axis in values["gates"][0]["axes"]} == {"runs to its end", *g2.AXES}
-
-
-def test_the_command_ends_with_1_when_a_gate_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(g1, "AXES", (*g1.AXES, "never checked"))
-    monkeypatch.setattr(gates, "default_cases", lambda gate: [SPECULATIVE])
-    monkeypatch.setattr(gates, "emission_cases", lambda: emission_cases()[:1])
-    result = CliRunner().invoke(app, ["gates", "G1", "-q"])
-    assert result.exit_code == 1
-    assert "NOT MEASURED" in result.stdout
-
-
-def test_the_command_runs_a_gate_once_and_says_why_nothing_was_measured() -> None:
-    result = CliRunner().invoke(app, ["gates", "G2", "g2", "--case", "speculator=none k=0"])
-    assert result.exit_code == 1
-    assert result.stdout.count("NOT MEASURED") == 2  # the gate, and its one axis
-    assert "no case has drafts (k = 0)" in result.stdout
-    assert "None" not in result.output
-
-
-def test_the_command_refuses_what_it_does_not_know() -> None:
-    refused = [
-        (["G7"], "gate = G7: must be one of G1, G2"),
-        (["--case", "k=2"], "case: k = 2"),
-        (["G1", "--record", "here"], "--record belong to what is measured; name G3 or G4"),
-        (["--set", "device=cuda"], "name G3 or G4"),
-        (["G3", "--record", "/dev/null/here"], "--record /dev/null/here: cannot be written"),
-    ]
-    for arguments, message in refused:
-        result = CliRunner().invoke(app, ["gates", *arguments])
-        assert result.exit_code == 2
-        assert message in result.output
-
-
-@pytest.mark.skipif(not SIMULATED, reason="this process was started for a GPU")
-def test_the_whole_engine_thread_by_thread() -> None:
-    """The same case in Numba's simulator, four threads a block: what a race between threads would change, it changes."""
-    from graphs.simulator_executor import SimulatorExecutor
-
-    case = Case(k=1, batch=3, prompt="k+1", accept="alternating", stop="max_tokens", seed=5)
-    for gate in ("G1", "G2"):
-        report = run_gate(gate, SimulatorExecutor(max_threads=4), cases=[case])
-        assert report.verdict is Verdict.SATISFIED, render_reports([report])
-
-
-def test_g2_without_speculation_is_not_measured() -> None:
-    report = report_of("G2", Case(speculator="none", k=0))
-    assert report.verdict is Verdict.NOT_MEASURED
-    assert "NOT MEASURED" in render_reports([report])

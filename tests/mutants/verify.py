@@ -9,7 +9,7 @@ _ACCEPT_TESTS = "tests/test_kernels_accept.py::test_"
 _ADVANCE_TESTS = "tests/test_kernels_advance.py::test_"
 _WALK = _ACCEPT_TESTS + "accept_by_hand"
 _CUT = _ADVANCE_TESTS + "advance_cuts_the_block_at_the_first_stop"
-_ARGMAX_TEST = "tests/test_kernels_forward.py::test_argmax"
+_ARGMAX_TEST = "tests/test_kernels_argmax.py::test_argmax"
 _TEXT = "it does show in text, but without saying where; the test names kernel and row"
 
 MUTATIONS = (
