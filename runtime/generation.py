@@ -68,9 +68,11 @@ class Generation:
         self._logprobs += update.logprobs[: len(taken)]
         if len(taken) < len(update.token_ids):
             self.request.roll_back(update, len(taken))
-        reason: FinishReason | None = "stop" if self._stops.matched is not None else update.finish_reason
+        reason: FinishReason | None = "stop" if self.stopped_by_string else update.finish_reason
         if reason is not None:
             text += self._flush()
+            # The last character may be one that never became whole, and complete a stop string as the mark that stands for it.
+            reason = "stop" if self.stopped_by_string else reason
         self._text.append(text)
         if reason is not None:
             self.output = self._finished(reason)
@@ -88,19 +90,21 @@ class Generation:
         for token in token_ids:
             taken.append(token)
             self._token_ids.append(token)
-            piece = self._detokenizer.push((token,))
-            # Below min_tokens a stop string is ordinary text.
-            armed = len(self._token_ids) >= self.request.params.min_tokens
-            text += self._stops.push(piece) if armed else piece
+            text += self._searched(self._detokenizer.push((token,)))
             if self.stopped_by_string:
                 break
         return taken, text
+
+    def _searched(self, piece: str) -> str:
+        """What of a piece may be shown. Below min_tokens a stop string is ordinary text."""
+        armed = len(self._token_ids) >= self.request.params.min_tokens
+        return self._stops.push(piece) if armed else piece
 
     def _flush(self) -> str:
         """The rest of the text. Where a stop string ended it there is none: what follows the match is not output."""
         if self.stopped_by_string:
             return ""
-        return self._stops.push(self._detokenizer.flush()) + self._stops.flush()
+        return self._searched(self._detokenizer.flush()) + self._stops.flush()
 
     def _event(self, text: str, taken: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> StreamEvent:
         place = self.place

@@ -141,7 +141,7 @@ def logit_bias(values: object) -> tuple[tuple[int, float], ...]:
         key, bias = pair
         # Longer digits are no id, and Python refuses to read thousands of them.
         token = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10 else key
-        check_int("logit_bias: token id", token, low=0, high=MAX_TOKEN_ID)
+        token = check_int("logit_bias: token id", token, low=0, high=MAX_TOKEN_ID)
         check_number(f"logit_bias[{token}]", bias, low=-100, high=100)
         if token in biases:
             raise SamplingError(f"logit_bias: token id {token} stands twice; give one bias for it")

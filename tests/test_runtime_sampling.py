@@ -75,6 +75,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
     )
     kinds = {type(value) for value in (params.temperature, params.top_p, params.top_k, params.seed, *params.stop_token_ids)}
     assert kinds == {int, float}
+    assert {type(number) for pair in params.logit_bias for number in pair} == {int, float}
     for name, value in (("temperature", np.float32("nan")), ("top_k", np.float32(1)), ("n", np.bool_(True)), ("top_p", np.ones(2))):
         with pytest.raises(SamplingError, match=rf"^{name} = "):
             SamplingParams(**{name: value})

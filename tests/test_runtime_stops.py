@@ -36,22 +36,30 @@ def first_stop(tokens: list[int], stops: list[str], min_tokens: int) -> tuple[in
         text, matched = cut_by_hand(armed, stops)
         if matched is not None:
             return count, ignored + text, matched
-    return len(tokens), ignored + armed + decoder.flush(), None
+    last = decoder.flush()
+    if len(tokens) < min_tokens:
+        return len(tokens), ignored + last, None
+    text, matched = cut_by_hand(armed + last, stops)
+    return len(tokens), ignored + text, matched
 
 
 @settings(max_examples=300, deadline=None)
 @given(
     text=CHARACTERS.filter(bool),
-    stops=st.lists(st.text(alphabet="aé日🙂\n", min_size=1, max_size=3), min_size=1, max_size=3),
+    stops=st.lists(st.text(alphabet="aé日🙂\n\ufffd", min_size=1, max_size=3), min_size=1, max_size=3),
+    missing=st.sampled_from([0, 0, 1, 2]),
     steps=STEPS,
     include=st.booleans(),
     min_tokens=st.sampled_from([0, 0, 3]),
 )
-@example(text="aé日aa", stops=["é日"], steps=[2], include=False, min_tokens=0)  # a character and the string straddle two blocks
-@example(text="🙂aaaa", stops=["🙂"], steps=[7], include=True, min_tokens=0)  # and four tokens stand behind the match in its block
-def test_what_a_request_keeps(text: str, stops: list[str], steps: list[int], include: bool, min_tokens: int) -> None:
-    """Tokens are single bytes, so that every character of two and more straddles."""
+@example(text="aé日aa", stops=["é日"], missing=0, steps=[2], include=False, min_tokens=0)  # both straddle two blocks
+@example(text="🙂aaaa", stops=["🙂"], missing=0, steps=[7], include=True, min_tokens=0)  # four tokens are behind it
+@example(text="aé", stops=["a\ufffd"], missing=1, steps=[1], include=False, min_tokens=0)  # the end makes half a character its mark
+@example(text="é", stops=["\ufffd"], missing=1, steps=[1], include=False, min_tokens=3)
+def test_what_a_request_keeps(text: str, stops: list[str], missing: int, steps: list[int], include: bool, min_tokens: int) -> None:
+    """Tokens are single bytes, so that every character of two and more straddles. The last bytes may be missing."""
     tokens = list(text.encode())
+    tokens = tokens[: max(1, len(tokens) - missing)]
     count, kept, matched = first_stop(tokens, stops, min_tokens)
     params = SamplingParams(stop=stops, include_stop_str_in_output=include, min_tokens=min_tokens, logprobs=0)  # type: ignore[arg-type]
     request = Request("r", [1], params)
