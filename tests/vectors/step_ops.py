@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from kernels.accept import accept_greedy, sampled_rejected
+from kernels.accept_synthetic import SYNTHETIC_ONE, accept_synthetic
 from kernels.advance import advance
 from kernels.combine import combine
 from kernels.draft_inputs import draft_inputs
@@ -60,18 +61,24 @@ def greedy_reject(launch: Launch, inputs: Inputs) -> Outputs:
 
 
 def reject_rows(launch: Launch, inputs: Inputs) -> Outputs:
+    """`synthetic_rate`: drafts are accepted at that rate, whatever the target says of them."""
     cu = ints(inputs["cu_num_logits"])
     k = inputs.get("num_speculative_tokens")
     width = int(k if k is not None else max(np.diff(cu), default=1) - 1) + 1
-    sampled, num_sampled = _walk(launch, cu, ints(inputs["draft_sampled"]), ints(inputs["row_argmax"]), width)
+    walked = (ints(inputs["draft_sampled"]), ints(inputs["row_argmax"]), width, inputs.get("synthetic_rate"))
+    sampled, num_sampled = _walk(launch, cu, *walked)
     return {"num_sampled": num_sampled, "tokens": [row[:n] for row, n in zip(sampled.tolist(), num_sampled, strict=True)]}
 
 
-def _walk(launch: Launch, cu: Ints, fed: Ints, argmax: Ints, width: int) -> tuple[Ints, Ints]:
+def _walk(launch: Launch, cu: Ints, fed: Ints, argmax: Ints, width: int, rate: float | None = None) -> tuple[Ints, Ints]:
     rows = len(cu) - 1
     sampled, num_sampled, num_drafts = poisoned(rows, width), poisoned(rows), poisoned(rows)
     indices = np.arange(len(fed), dtype=np.int32)
-    launch(accept_greedy, sampled, num_sampled, num_drafts, argmax, fed, indices, cu, live(rows))
+    walk = (sampled, num_sampled, num_drafts, argmax, fed, indices, cu)
+    if rate is None:
+        launch(accept_greedy, *walk, live(rows))
+    else:
+        launch(accept_synthetic, *walk, ints(range(rows)), indices, round(rate * SYNTHETIC_ONE), live(rows))
     return sampled, num_sampled
 
 
