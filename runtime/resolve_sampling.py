@@ -51,14 +51,17 @@ class ParamsResolver:
         return params if spelled == params.bad_words else replace(params, bad_words=spelled)
 
     def _spellings(self, word: str | tuple[int, ...]) -> list[tuple[int, ...]]:
-        """Token ids of a word at the beginning of a text and behind a space, as vLLM bans them."""
+        """Token ids of a word at the beginning of a text and behind a space.
+
+        vLLM leaves out the second where it has another number of tokens, and so lets a word pass that only behind a space is one.
+        """
         if not isinstance(word, str):
             return [word]
         bare = tuple(self._tokenizer.encode(word.lstrip(), add_special_tokens=False))
         spaced = tuple(self._tokenizer.encode(" " + word.lstrip(), add_special_tokens=False))
-        # A spelling of another length begins with a token of the space alone: without it it is the bare one.
-        behind_space = bool(bare) and len(spaced) == len(bare) and spaced[0] != bare[0]
-        return [ids for ids in (bare, spaced if behind_space else ()) if ids]
+        # Where it ends in the bare one, such as behind a token of the space alone, that one forbids it already.
+        ends_in_bare = len(spaced) >= len(bare) and spaced[len(spaced) - len(bare) :] == bare
+        return [ids for ids in (bare, () if ends_in_bare else spaced) if ids]
 
     def _check_ids(self, name: str, ids: Iterable[int]) -> None:
         for token in ids:

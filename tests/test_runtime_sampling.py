@@ -139,8 +139,8 @@ class Words:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         assert not add_special_tokens
-        bare = {"cat": [10], "dog": [12, 13], "x": [15], "same": [17]}
-        spaced = {" cat": [11], " dog": [14, 13], " x": [16, 15], " same": [17]}
+        bare = {"cat": [10], "dog": [12, 13], "x": [15], "same": [17], "vast": [18, 19], "rare": [5, 6, 7]}
+        spaced = {" cat": [11], " dog": [14, 13], " x": [16, 15], " same": [17], " vast": [3], " rare": [8, 9, 5, 7]}
         return (bare | spaced)[text]
 
 
@@ -150,6 +150,8 @@ class Words:
         (["cat"], ((10,), (11,))),
         ([" dog"], ((12, 13), (14, 13))),
         (["x"], ((15,),)),  # behind a space the same token follows one of the space alone
+        (["vast"], ((18, 19), (3,))),  # one token behind a space, two without
+        (["rare"], ((5, 6, 7), (8, 9, 5, 7))),
         (["same", [5, 6], "cat"], ((17,), (5, 6), (10,), (11,))),
         ([[5], [5]], ((5,),)),
     ],
