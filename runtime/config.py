@@ -110,19 +110,20 @@ def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
     try:
         return logit_bias(value)
     except SamplingError as error:
-        text = str(error)
-        whole = text.startswith("logit_bias = ")
-        raise PydanticCustomError("logit_bias", "{text}", {"text": text.partition(": ")[2] if whole else text}) from error
+        raise PydanticCustomError("logit_bias", "{text}", {"text": _behind_key("logit_bias", str(error))}) from error
+
+
+def _behind_key(name: str, text: str) -> str:
+    """A message of SamplingParams, to stand behind the key and its value: what names the same value is left out."""
+    return text.partition(": ")[2] if text.startswith(f"{name} = ") else text
 
 
 AutoCount: TypeAlias = Annotated[int | Literal["auto"], PlainValidator(_auto_or_count)]
 Buckets: TypeAlias = Annotated[tuple[int, ...] | Literal["auto"], PlainValidator(_buckets)]
 # YAML has lists only; the frozen model keeps tuples.
-Strings: TypeAlias = Annotated[tuple[str, ...], Field(strict=False)]
-Ids: TypeAlias = Annotated[tuple[int, ...], Field(strict=False)]
-OptionalIds: TypeAlias = Annotated[tuple[int, ...] | None, Field(strict=False)]
+Items: TypeAlias = Annotated[tuple[Any, ...], Field(strict=False)]  # SamplingParams says what each may be
+OptionalItems: TypeAlias = Annotated[tuple[Any, ...] | None, Field(strict=False)]
 LogitBias: TypeAlias = Annotated[tuple[tuple[int, float], ...], PlainValidator(_logit_bias), PlainSerializer(dict)]
-Words: TypeAlias = Annotated[tuple[Any, ...], Field(strict=False)]  # SamplingParams says what each may be
 Prompts: TypeAlias = Annotated[tuple[Annotated[Any, BeforeValidator(_prompt)], ...], Field(strict=False)]
 
 
@@ -234,19 +235,24 @@ class SamplingConfig(Section):
     seed: int | None = None
     max_tokens: int = 128
     min_tokens: int = 0
-    stop: Strings = ()
+    stop: Items = ()
     include_stop_str_in_output: bool = False
-    stop_token_ids: Ids = ()
+    stop_token_ids: Items = ()
     ignore_eos: bool = False
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: LogitBias = ()
-    allowed_token_ids: OptionalIds = None
-    bad_words: Words = ()
+    allowed_token_ids: OptionalItems = None
+    bad_words: Items = ()
     n: int = 1
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+
+    @field_validator("stop", "stop_token_ids", "allowed_token_ids", "bad_words")
+    @classmethod
+    def _of_items(cls, value: Any, info: ValidationInfo) -> Any:
+        return cls._in_range(value, info)
 
     @field_validator(*_SCALARS, mode="plain")
     @classmethod
@@ -257,7 +263,7 @@ class SamplingConfig(Section):
         try:
             return getattr(SamplingParams(**{name: value}, **others.get(name, {})), name)
         except SamplingError as error:
-            raise PydanticCustomError("sampling", "{text}", {"text": str(error).partition(": ")[2]}) from error
+            raise PydanticCustomError("sampling", "{text}", {"text": _behind_key(name, str(error))}) from error
 
     def params(self) -> SamplingParams:
         """The same values as SamplingParams. Raises SamplingError."""
