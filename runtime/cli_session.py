@@ -48,7 +48,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No log lines and no 
 
 def settings_of(path: str, overrides: list[str] | None, max_tokens: int | None = None) -> RunConfig:
     extra = [] if max_tokens is None else [f"sampling.max_tokens={max_tokens}"]
-    return load_config(path, [*(overrides or []), *extra])
+    settings = load_config(path, [*(overrides or []), *extra])
+    _choose_simulator(settings)
+    return settings
 
 
 def prompts_of(settings: RunConfig, texts: list[str] | None, file: str | None) -> list[Prompt]:
@@ -85,15 +87,19 @@ def requests_of(
 def open_engine(settings: RunConfig, quiet: bool) -> Engine:
     """Loads the model. The engine is imported here and not above: numba reads the environment when it is imported."""
     start_logging(quiet=quiet)
-    if settings.device == "simulator":
-        if "numba" in sys.modules and os.environ.get("NUMBA_ENABLE_CUDASIM") != "1":
-            raise DeviceError(
-                "device = simulator: numba was imported before without its simulator; set NUMBA_ENABLE_CUDASIM=1"
-            )
-        os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
+    _choose_simulator(settings)
     from runtime.engine import Engine
 
     return Engine.from_config(settings, progress=silent_bar if quiet else progress_bar)
+
+
+def _choose_simulator(settings: RunConfig) -> None:
+    """Numba reads the environment when it is imported, which a command does once its configuration is read."""
+    if settings.device != "simulator":
+        return
+    if "numba" in sys.modules and os.environ.get("NUMBA_ENABLE_CUDASIM") != "1":
+        raise DeviceError("device = simulator: numba was imported before without its simulator; set NUMBA_ENABLE_CUDASIM=1")
+    os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
@@ -24,6 +24,8 @@ from runtime.machine import ROOT, portable
 from runtime.source_digest import sources_digest
 
 RECORDS = ROOT / "docs" / "records"
+MAX_FIGURE = 1e300
+"""Of an axis: no measurement is infinite."""
 STEP_SOURCES = (
     "kernels/*.py",
     "graphs/*.py",
@@ -151,6 +153,12 @@ class Record:
                 raise ConfigError(f"record {path}: {key} = {values[key]!r}: must be {words}")
         if strange := [source for source in values["sources"] if not isinstance(source, str)]:
             raise ConfigError(f"record {path}: sources: {strange[0]!r}: must be a text")
+        if outside := [source for source in values["sources"] or [""] if not _is_inside(source)]:
+            raise ConfigError(f"record {path}: sources: {outside[0]!r}: must be a pattern below the repository, e.g. kernels/*.py")
+        try:
+            datetime.fromisoformat(str(values["date"]))
+        except ValueError as error:
+            raise ConfigError(f"record {path}: date = {values['date']!r}: must be a date, e.g. 2026-11-29") from error
         try:
             axes = tuple(_axis(axis) for axis in values["axes"])
         except (KeyError, TypeError, ValueError) as error:
@@ -220,9 +228,17 @@ def _axis(values: Mapping[str, Any]) -> Axis:
     claimed = Verdict(values["verdict"])
     own = claimed if claimed in (Verdict.UNDER_FLOOR, Verdict.TAUTOLOGICAL, Verdict.NOT_MEASURED, Verdict.OPEN_GAP) else None
     for key in ("value", "floor"):
-        if values[key] is not None and not isinstance(values[key], int | float):
-            raise TypeError(f"{key} = {values[key]!r}: must be a number or null")
+        number = isinstance(values[key], int | float) and not isinstance(values[key], bool)
+        # Compared with a magnitude and not by isfinite, which an integer beyond the floats breaks. A NaN is below none.
+        if values[key] is not None and not (number and abs(values[key]) < MAX_FIGURE):
+            raise TypeError(f"{key} = {values[key]!r:.40}: must be a number below {MAX_FIGURE:g} or null")
     return Axis(str(values["name"]), values["value"], values["floor"], str(values["detail"]), own)
+
+
+def _is_inside(source: str) -> bool:
+    """Does the pattern look below the repository's root, and nowhere else?"""
+    parts = PurePosixPath(source).parts
+    return bool(parts) and not PurePosixPath(source).is_absolute() and ".." not in parts
 
 
 def _digest(data: bytes) -> str:

@@ -66,15 +66,15 @@ def test_equal_arms_are_told_apart_in_at_most_one_of_twenty_sessions(noise: Nois
 
 
 @pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("num_pairs", [6, 12])
-def test_twice_the_floor_is_seen_in_nine_of_ten_sessions(noise: Noise, num_pairs: int) -> None:
+@pytest.mark.parametrize(("num_pairs", "least"), [(4, 0.8), (6, 0.9), (12, 0.9)])  # four are the fewest allowed
+def test_twice_the_floor_is_seen_in_nine_of_ten_sessions(noise: Noise, num_pairs: int, least: float) -> None:
     rng = np.random.default_rng(2)
     told = []
     for _ in range(400):
         floor = spread(log_ratios(*session(rng, noise, 0.02, 1.0, num_pairs), lower_is_better=True))
         ratios = log_ratios(*session(rng, noise, 0.02, math.exp(2 * floor), num_pairs), lower_is_better=True)
         told.append(effect(ratios, floor).told)
-    assert share(told, Told.FIRST) >= 0.9
+    assert share(told, Told.FIRST) >= least
     assert share(told, Told.SECOND) == 0.0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,12 +25,13 @@ from runtime.profile.chrome_trace import chrome_trace
 from runtime.profile.collectors import OPENING, Collector, ReplayLog
 from runtime.profile.graph_facts import bytes_read
 from runtime.profile.lanes import Bar, lanes_of, middle_steps, stream_name
-from runtime.profile.page import render_page, tick_ns
+from runtime.profile.page import _axis, render_page, tick_ns
 from runtime.profile.profile import Profile
 from runtime.profile.table import render_profile
 from runtime.profile.trace import Kind, Mode
 from runtime.profile.workload import Workload
 from tests.canned_traces import NS, VERIFY, events_trace, graph_trace, node_trace
+from tests.cli_process import process
 from tests.tiny_checkpoint import write_tiny_checkpoint
 from tests.tiny_engine import LOOPING, open_tiny
 
@@ -127,6 +129,18 @@ def test_the_command_writes_its_files_and_ends_well(model: Path, tmp_path: Path)
     names = {file.name for file in (tmp_path / "out").iterdir()}
     assert {"profile.json", "trace.json", "profile.html"} <= names
     assert ("timeline.png" in names) != ("matplotlib is not installed" in result.stderr)
+
+
+def test_the_simulator_is_profiled_where_the_configuration_asks_for_it(model: Path, tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(f"model: {{source: {model}}}\nrun: {{prompts: [hello]}}\n")
+    limits = (("max_num_seqs", 1), ("max_model_len", 64), ("max_num_batched_tokens", 32))
+    small = [f"scheduler.{name}={limit}" for name, limit in limits]
+    sets = [part for text in ("device=simulator", "speculator.method=none", *small) for part in ("--set", text)]
+    result = process("profile", str(config), *sets, "--steps", "1", "--out", str(tmp_path / "out"), "-q", module="runtime.cli")
+    assert result.returncode == 0, result.stderr
+    assert "simulator" in result.stdout
+    assert (tmp_path / "out" / "profile.html").exists()
 
 
 def test_a_refused_trace_is_exit_code_1_and_leaves_no_file(
@@ -258,6 +272,15 @@ def test_the_page_opens_by_itself() -> None:
     assert "<script" not in page
 
 
+@pytest.mark.parametrize(
+    ("length", "ticks"), [(300, "0 us,0.05 us"), (1_300_000, "0 ms,0.2 ms"), (1_300_000_000, "0 ms,200 ms")]
+)
+def test_the_axis_of_the_page_is_in_a_unit_that_fits(length: int, ticks: str) -> None:
+    found = re.findall(">([^<]+)</text>", "".join(_axis(length, 1.0, 30)))
+    assert ",".join(found).startswith(ticks)
+    assert all("e+" not in tick for tick in found)
+
+
 def test_the_picture_is_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="extra profile is not installed")
     profile = canned()
@@ -279,6 +302,9 @@ def test_a_folder_that_cannot_be_written_is_a_mistake(tmp_path: Path) -> None:
     profile = canned()
     with pytest.raises(ConfigError, match="cannot be written"):
         session.write_files(profile, profile.as_dict(), tmp_path / "file")
+    (tmp_path / "dir" / "trace.json").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"--out .*trace\.json: cannot be written: Is a directory"):
+        session.write_files(profile, profile.as_dict(), tmp_path / "dir")
 
 
 def test_bars_are_cut_to_what_is_shown() -> None:

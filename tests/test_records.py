@@ -116,13 +116,27 @@ def test_missing_keys_are_named(tmp_path: Path) -> None:
         ({"facts": "H200"}, "facts = 'H200': must be a mapping"),
         ({"axes": {}}, "axes = {}: must be a list"),
         ({"command": 3}, "command = 3: must be a text"),
-        ({"axes": [{"name": "a", "value": "x", "floor": 1, "detail": "", "verdict": "OPEN GAP"}]}, "value = 'x': must be a number"),
+        ({"sources": []}, "sources: '': must be a pattern below the repository"),
+        ({"sources": [""]}, "sources: '': must be a pattern below the repository"),
+        ({"sources": ["/etc/*"]}, "sources: '/etc/.': must be a pattern below the repository"),
+        ({"sources": ["kernels/../../*"]}, "must be a pattern below the repository"),
+        ({"date": [1]}, ".1.: must be a date"),
+        ({"date": "2026-13-45"}, "date = '2026-13-45': must be a date"),
     ],
     ids=str,
 )
 def test_what_has_the_wrong_type_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     path = rewritten(record().write(tmp_path), **change)
     with pytest.raises(ConfigError, match=message):
+        Record.read(path)
+
+
+@pytest.mark.parametrize("key", ["value", "floor"])
+@pytest.mark.parametrize("figure", ["x", True, float("nan"), float("inf"), -1e301, 10**400], ids=lambda value: str(value)[:6])
+def test_a_figure_that_nobody_can_have_measured_is_named(tmp_path: Path, key: str, figure: Any) -> None:
+    axis = BUSY.as_dict() | {"verdict": "OPEN GAP", key: figure}
+    path = rewritten(record().write(tmp_path), axes=[axis])
+    with pytest.raises(ConfigError, match=f"axes: {key} = .*: must be a number below 1e.300 or null"):
         Record.read(path)
 
 

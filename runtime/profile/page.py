@@ -72,10 +72,12 @@ def _rows(lanes: Sequence[Lane], begin: int, scale: float) -> Iterator[str]:
 
 
 def _axis(length: int, scale: float, height: int) -> Iterator[str]:
-    for tick in range(0, length + 1, tick_ns(length)):
+    step = tick_ns(length)
+    unit, name = (1e6, "ms") if step > 1e5 else (1e3, "us")
+    for tick in range(0, length + 1, step):
         x = LEFT + tick * scale
         yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height - 22}" stroke="#0002"/>'
-        yield f'<text x="{x:.1f}" y="{height - 8}" text-anchor="middle">{tick / 1e3:g} us</text>'
+        yield f'<text x="{x:.1f}" y="{height - 8}" text-anchor="middle">{tick / unit:g} {name}</text>'
 
 
 def tick_ns(length: int) -> int:

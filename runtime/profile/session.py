@@ -129,7 +129,7 @@ def write_files(profile: Profile, record: dict[str, Any], folder: Path) -> tuple
     except NoPictureError as error:
         return files, str(error)
     except OSError as error:
-        raise ConfigError(f"--out {folder}: cannot be written: {error.strerror}") from error
+        raise ConfigError(f"--out {error.filename or folder}: cannot be written: {error.strerror}") from error
     return [*files, picture], None
 
 
