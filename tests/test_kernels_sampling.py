@@ -345,6 +345,16 @@ def test_verification_over_many_batches(verification: int) -> None:
     assert kept == {0: {0, 1, 2, 3}, 1: {0}, 2: {0, 1, 2}, 3: {0, 1, 2, 3}}
 
 
+@pytest.mark.parametrize("vocab_size", [100, 8193, 10_000, 151_936])
+@pytest.mark.parametrize("verification", [STANDARD, BLOCK])
+def test_verification_at_the_edges_of_a_vocabulary(vocab_size: int, verification: int) -> None:
+    """Q4: nor does a tile of the residual; the last column has a chance to win."""
+    for seed in range(3):
+        case = batch(seed, vocab_size)
+        case.args["processed"][: case.num_rows, vocab_size - 1] = 30.0
+        check_verification(Launch("cpu"), case, verification, tiles_per_stripe=8)
+
+
 @over_columns
 def test_a_token_that_is_known_already_is_emitted(launch: Launch) -> None:
     """Request 1 (slot 0) has no drafts and comes back with 23 behind its prefill; request 0 knows nothing; -1 draws."""
