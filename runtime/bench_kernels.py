@@ -141,8 +141,16 @@ class Rig:
         return Row(name, self.requests, self.query_len, "whole forward", 0, times)
 
     def add_auto(self) -> str:
-        """Add the set that `graphs.ops: auto` takes for these rows, and say what was chosen for all."""
+        """Add the set that `graphs.ops: auto` takes for these rows, and say what was chosen for all.
+
+        Choosing runs layers on activations that nobody wrote: the keys and values that this leaves in the cache, NaN perhaps, are
+        written over.
+        """
         table, said = OpsChooser(self.device, self.model, self.scratch)(self.fused, self.library)
+        self.stream.synchronize()
+        for layer in self.model.layers:
+            fill_normal(layer.k_cache, 1.0)
+            fill_normal(layer.v_cache, 1.0)
         self.sets["auto"] = table.for_rows(self.tokens)
         return said
 
@@ -161,13 +169,18 @@ class Rig:
         return Row(name, self.requests, self.query_len, f"{operation} {weight.shape[1]}x{weight.shape[0]}", weight.nbytes, times)
 
     def difference(self) -> tuple[float, float]:
-        """(||x - library|| / ||library|| of the logits, share of rows with the same arg max), from the same cache; the worst x."""
+        """(||x - library|| / ||library|| of the logits, share of rows with the same arg max), from the same cache; the worst x.
+
+        Raises ValueError where a set's logits are not finite: nothing could be said of them.
+        """
         logits, best = [], []
         for ops in (self.library, *(ops for which, ops in self.sets.items() if which not in ("library", "plain"))):
             self._whole(ops)
             self.stream.synchronize()
             logits.append(self.device.download(self.scratch.logits).astype(np.float64))
             best.append(self.device.download(self.scratch.row_argmax))
+        if not all(np.isfinite(found).all() for found in logits):
+            raise ValueError(f"logits of {self.requests} x {self.query_len} rows are not finite: this rig's weights or cache are not")
         errors = [float(np.linalg.norm(other - logits[0]) / np.linalg.norm(logits[0])) for other in logits[1:]]
         return max(errors), min(float((best[0] == other).mean()) for other in best[1:])
 
