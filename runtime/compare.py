@@ -6,6 +6,7 @@ whose counters do not differ are TAUTOLOGICAL, whatever the times say; arms whos
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -168,10 +169,11 @@ def judged(metric: str, equal: Pairs | None, pairs: Pairs, *, same_outputs: bool
     found = effect(_log_ratios(metric, pairs, lower), floor)
     if floor is None:
         return result(Verdict.RECORDED, "equal arms were not run", found)
+    differ = f"equal arms differ by up to {100 * math.expm1(floor):.2f} %"
     if found.told is Told.NEITHER:
-        return result(Verdict.UNDER_FLOOR, f"equal arms differ by up to {100 * floor:.2f} %")
+        return result(Verdict.UNDER_FLOOR, differ)
     better = found.told is Told.FIRST
-    detail = f"the first arm is {'better' if better else 'worse'}; equal arms differ by up to {100 * floor:.2f} %"
+    detail = f"the first arm is {'better' if better else 'worse'}; {differ}"
     return result(Verdict.SATISFIED if better else Verdict.OPEN_GAP, detail, found)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,14 @@ def test_ten_percent_are_told_and_one_is_under_the_floor(metric: str) -> None:
     assert (small.verdict, small.effect) == (Verdict.UNDER_FLOOR, None)
     assert "ratio" not in small.as_dict()
     assert "medians" not in small.as_dict()
+
+
+def test_the_floor_in_words_is_a_difference_in_percent_and_no_logarithm() -> None:
+    apart = equal()
+    apart[0][0] = replace(apart[0][0], tpot_ms=2.0 * apart[1][0].tpot_ms)
+    found = judged("tpot_ms", apart, planted(1.1))
+    assert found.floor == pytest.approx(math.log(2))
+    assert "equal arms differ by up to 100.00 %" in found.detail
 
 
 def test_arms_on_one_path_are_tautological_however_far_apart_their_times() -> None:
