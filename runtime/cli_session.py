@@ -116,8 +116,9 @@ def _exit_codes(interrupted: Callable[[], bool]) -> Iterator[None]:
     except typer.Exit:
         raise
     except DraftgraphError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(USER_ERROR) from error
+        # Where Ctrl-C was pressed it is no mistake of the user's: cleaning up behind the interrupt failed.
+        typer.echo("interrupted" if interrupted() else f"error: {error}", err=True)
+        raise typer.Exit(INTERRUPTED if interrupted() else USER_ERROR) from error
     except KeyboardInterrupt as error:
         typer.echo("interrupted", err=True)
         raise typer.Exit(INTERRUPTED) from error

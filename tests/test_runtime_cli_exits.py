@@ -17,6 +17,7 @@ import typer
 from runtime.cli import app
 from runtime.cli_session import exits
 from runtime.cli_usage import exit_code_of
+from runtime.mirror_errors import OutcomeError
 from tests.cli_process import ROOT, TEXT, process, pythons_own_handler, write_config
 from tests.fake_engine import ANSWERS
 
@@ -131,20 +132,30 @@ def test_ctrl_c_from_outside_while_text_streams(config: str) -> None:
 
 
 @pytest.mark.usefixtures("ctrl_c")
-@pytest.mark.parametrize(("pressed", "code"), [(True, 130), (False, None)])
-def test_an_interrupt_that_comes_back_as_another_error(capsys: pytest.CaptureFixture[str], pressed: bool, code: int | None) -> None:
+@pytest.mark.parametrize(
+    ("error", "pressed", "code", "said"),
+    [
+        (RuntimeError("no compiled object yet"), True, 130, "interrupted\n"),
+        (RuntimeError("no compiled object yet"), False, None, ""),
+        (OutcomeError("collect in order"), True, 130, "interrupted\n"),
+        (OutcomeError("collect in order"), False, 2, "error: collect in order\n"),
+    ],
+)
+def test_an_interrupt_that_comes_back_as_another_error(
+    capsys: pytest.CaptureFixture[str], error: Exception, pressed: bool, code: int | None, said: str
+) -> None:
     """LLVM's callbacks into Python swallow a KeyboardInterrupt; Numba then fails over the code that it did not get."""
     @exits()
     def command() -> None:
         if pressed:
             with suppress(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
-        raise RuntimeError("no compiled object yet")
+        raise error
 
     with pytest.raises(RuntimeError) as caught:
         command()
     assert getattr(caught.value, "exit_code", None) == code
-    assert capsys.readouterr().err == ("interrupted\n" if pressed else "")
+    assert capsys.readouterr().err == said
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

@@ -56,7 +56,8 @@ MUTATIONS = (
             _ENGINE,
             "        plan = self.scheduler.schedule()\n        if plan is not None:\n",
             "        if sum(self.runner.paths.steps.values()) % 8 == 7:\n"
-            "            self.drain()\n"
+            "            while self._in_flight:\n"
+            "                self._collect()\n"
             "        plan = self.scheduler.schedule()\n        if plan is not None:\n",
         ),
         gate="G1",
