@@ -20,8 +20,11 @@ from graphs.key import GraphKey
 from graphs.launch import Array, Grid
 from graphs.step import record_step
 from kernels.lang import Kernel
+from runtime.cli_usage import tool_exit_code
 from runtime.config_file import merge, parse_override
+from runtime.cuda_probe import cuda_unavailable
 from runtime.engine import Engine
+from runtime.errors import DeviceError
 from runtime.sampling import SamplingParams
 
 COPIES = 20
@@ -144,6 +147,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="a key of the configuration")
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args(argv)
+    if (reason := cuda_unavailable()) is not None:
+        raise DeviceError(f"a proposal is timed on a GPU alone: {reason}")
     settings: dict[str, Any] = {}
     for pair in options.set:
         settings = merge(settings, parse_override(pair))
@@ -158,4 +163,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(tool_exit_code(main))

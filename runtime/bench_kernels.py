@@ -27,6 +27,7 @@ from graphs.transformer import record_forward
 from runtime.bench_products import TURNS, ProductBench, ProductTimes, products_of
 from runtime.checkpoint.random import SHAPES
 from runtime.checkpoint.weights import STORAGE, WeightDtype
+from runtime.cli_usage import tool_exit_code
 from runtime.device import open_device
 from runtime.models.choose_ops import OpsChooser
 from runtime.models.measure_in_turn import measure_in_turn
@@ -180,7 +181,7 @@ class Rig:
             logits.append(self.device.download(self.scratch.logits).astype(np.float64))
             best.append(self.device.download(self.scratch.row_argmax))
         if not all(np.isfinite(found).all() for found in logits):
-            raise ValueError(f"logits of {self.requests} x {self.query_len} rows are not finite: this rig's weights or cache are not")
+            raise ValueError(f"logits of {self.requests} x {self.query_len} rows are not finite: its weights or cache are not")
         errors = [float(np.linalg.norm(other - logits[0]) / np.linalg.norm(logits[0])) for other in logits[1:]]
         return max(errors), min(float((best[0] == other).mean()) for other in best[1:])
 
@@ -451,4 +452,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(tool_exit_code(main))

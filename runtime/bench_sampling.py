@@ -19,6 +19,7 @@ from graphs.key import GraphKey
 from graphs.sampled_step import Sampler, Verification
 from graphs.sampling_state import DraftDistribution
 from graphs.step import record_walk
+from runtime.cli_usage import tool_exit_code
 from runtime.device import DeviceKind, open_device
 from runtime.mirror_policy import resolve_policy
 from runtime.mirror_table import MirrorTable
@@ -210,4 +211,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(tool_exit_code(main))

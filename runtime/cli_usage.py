@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from runtime.cli_session import CLOSED_PIPE, INTERRUPTED, USER_ERROR
+from runtime.cli_session import CLOSED_PIPE, INTERRUPTED, USER_ERROR, exits
 from runtime.errors import SamplingError
 from runtime.sampling import SamplingParams
 
@@ -38,6 +38,15 @@ def exit_code_of(app: Callable[..., Any], arguments: Sequence[str]) -> int:
         print(f"error: {usage_line(error, arguments)}; see {path} --help", file=sys.stderr, flush=True)
         return USER_ERROR
     return code if isinstance(code, int) else 0
+
+
+def tool_exit_code(main: Callable[[], int]) -> int:
+    """Run a module that is a command of its own, beside `draftgraph`: the same messages and exit codes."""
+    try:
+        with exits():
+            return main()
+    except typer.Exit as error:
+        return error.exit_code
 
 
 def usage_line(error: Any, arguments: Sequence[str]) -> str:

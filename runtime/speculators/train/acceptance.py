@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from runtime.cli_session import INTERRUPTED, ConfigPath, MaxTokens, Overrides, Quiet, exits, open_engine, settings_of
+from runtime.cli_session import ConfigPath, MaxTokens, Overrides, Quiet, exits, open_engine, settings_of
+from runtime.cli_usage import exit_code_of
 from runtime.errors import ConfigError
 from runtime.metrics import AcceptanceStats
 from runtime.speculators.train.held_out import read_kinds
@@ -64,7 +65,4 @@ def _summary(by_kind: dict[str, AcceptanceStats]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    try:
-        app()
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+    sys.exit(exit_code_of(app, sys.argv[1:]))

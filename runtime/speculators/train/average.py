@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from runtime.cli_session import INTERRUPTED, exits
+from runtime.cli_session import exits
+from runtime.cli_usage import exit_code_of
 from runtime.errors import ConfigError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -40,7 +41,4 @@ def average(
 
 
 if __name__ == "__main__":
-    try:
-        app()
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+    sys.exit(exit_code_of(app, sys.argv[1:]))
