@@ -244,11 +244,9 @@ class Engine:
         self.runner.trace_phases(phases)
 
     def drain(self) -> None:
-        """Collect every step in flight; none of an engine that stopped in the middle of one, for nothing can follow it."""
-        while self._in_flight and not self._stopped:
-            self._stopped = True
+        """Collect every step in flight."""
+        while self._in_flight:
             self._collect()
-            self._stopped = False
 
     def close(self) -> None:
         """Give up what runs and free the device, also after an error or an interrupt in the middle of a step. Idempotent.

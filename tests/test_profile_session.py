@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from graphs.key import Family, GraphKey
 from runtime.cli import app
 from runtime.config import RunConfig, load_config
 from runtime.errors import ConfigError, DeviceError
+from runtime.landing import PendingRead
 from runtime.phase_clock import Phase
 from runtime.profile import session
 from runtime.profile.analysis import Analysis
@@ -141,6 +143,19 @@ def test_the_simulator_is_profiled_where_the_configuration_asks_for_it(model: Pa
     assert result.returncode == 0, result.stderr
     assert "simulator" in result.stdout
     assert (tmp_path / "out" / "profile.html").exists()
+
+
+def test_an_interrupt_in_the_middle_of_a_step_stays_one(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    takes, take = count(), PendingRead.take
+
+    def interrupted(read: PendingRead) -> Any:
+        if next(takes) == 5:
+            raise KeyboardInterrupt
+        return take(read)
+
+    monkeypatch.setattr(PendingRead, "take", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        profiled(model, Mode.NODE)
 
 
 def test_a_refused_trace_is_exit_code_1_and_leaves_no_file(

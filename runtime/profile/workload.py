@@ -70,7 +70,7 @@ class Workload:
         finally:
             for generation in generations:
                 engine.cancel(generation.request.request_id)
-            engine.drain()
+        engine.drain()  # not behind an interrupt, which may have come in the middle of a step
         return Window((first, last), tokens, context + tokens // 2)
 
     def _step(self, engine: Any, generations: Sequence[Generation]) -> int:

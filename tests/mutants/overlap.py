@@ -56,8 +56,7 @@ MUTATIONS = (
             _ENGINE,
             "        plan = self.scheduler.schedule()\n        if plan is not None:\n",
             "        if sum(self.runner.paths.steps.values()) % 8 == 7:\n"
-            "            while self._in_flight:\n"
-            "                self._collect()\n"
+            "            self.drain()\n"
             "        plan = self.scheduler.schedule()\n        if plan is not None:\n",
         ),
         gate="G1",
