@@ -80,4 +80,5 @@ def _wanted(name: str, value: str, message: str) -> str:
     for kind, text in (("integer", "must be an integer"), ("number", "must be a number"), ("float", "must be a number")):
         if kind in message:
             return text
+    message = message.removeprefix("Value error, ").rstrip(".").replace(f"{value!r} is not one of", "must be one of")
     return message.replace("Input should be", "must be")

@@ -24,3 +24,9 @@ def test_a_tool_of_the_training_says_what_its_command_line_lacks(name: str) -> N
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("error: missing argument")
     assert result.stderr.count("\n") == 1
+
+
+def test_a_choice_that_is_none_is_told_by_what_it_must_be() -> None:
+    result = process("profile", "configs/tiny.yaml", "--trace", "foo", module="runtime.cli")
+    assert result.returncode == 2
+    assert "error: --trace = foo: must be one of 'graph', 'node'; see" in result.stderr
