@@ -183,6 +183,39 @@ def test_whatever_the_batch_and_the_schedule(check: Callable[..., int], seed: in
 # ---- the cache -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["v1-mixed", "v2-sliding"])
+def test_what_was_rejected_is_never_read_again(
+    reference: Reference, drafters: dict[str, tuple[TinyDrafter, DraftOracle]], name: str
+) -> None:
+    """NaN after every step in each key and value, of target and drafter, that no committed token gave: nothing changes."""
+    drafter, oracle = drafters[name]
+    arrivals = tuple(arrival(3 + 5 * number, 16 - number, step=2 * number, seed=number) for number in range(4))
+    with taped_engine(reference.model, drafter, k=3, runner__async=False, scheduler__max_num_batched_tokens=8) as (engine, log):
+        runner, device, step, rejected = log.runner, log.runner.device, engine.step, 0
+        caches = [cache for layer in runner._target.model.layers for cache in (layer.k_cache, layer.v_cache)]
+        caches += [cache for layer in runner._proposer.arrays.layers for cache in (layer.k_cache, layer.v_cache)]
+
+        def step_and_poison() -> Any:
+            nonlocal rejected
+            events, committed = step(), np.zeros(caches[0].shape[:2], bool)
+            tables, computed = device.download(runner._state.block_tables), device.download(runner._state.num_computed)
+            for request in engine.scheduler._queue.running:
+                at = np.arange(computed[request.slot])
+                committed[tables[request.slot][at // committed.shape[1]], at % committed.shape[1]] = True
+            for cache in caches:
+                values = device.download(cache)
+                rejected += int(np.isfinite(values[~committed]).any())
+                values[~committed] = np.nan
+                device.upload(cache, values)
+            return events
+
+        engine.step = step_and_poison  # type: ignore[method-assign]
+        outputs = drive(engine, arrivals)
+        check_outputs(reference, engine, arrivals, outputs)
+        assert check_drafts(oracle, log, texts_of(outputs), k=3, max_model_len=engine.scheduler.max_model_len) > 20
+    assert rejected > 20, "nothing was rejected: nothing was poisoned that a step had written"
+
+
 @pytest.mark.parametrize("name", ["v1-mixed", "v2"])
 def test_pages_equal_a_rebuild_after_every_step(
     reference: Reference, drafters: dict[str, tuple[TinyDrafter, DraftOracle]], name: str
