@@ -1,7 +1,8 @@
-"""The rig of runtime/bench_kernels.py on the virtual device: what a GPU times must first be right."""
+"""The rig of runtime/forward_rig.py on the virtual device: what a GPU times must first be right."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,11 @@ import pytest
 from graphs.cpu_executor import CpuExecutor
 from graphs.fused_ops import FusedOps
 from graphs.plain_ops import PlainOps
-from runtime import bench_kernels
-from runtime.bench_kernels import MODELS, Rig, Row
+from runtime import forward_rig
+from runtime.bench_kernels import MODELS
 from runtime.bench_products import Product, ProductBench, ProductTimes, products_of
 from runtime.errors import DeviceError
+from runtime.forward_rig import Rig, Row
 from runtime.models.rope import RopeSpec
 from runtime.models.scratch import AUTO_FUSED_ROWS, build_ops
 from runtime.models.spec import ModelSpec
@@ -36,12 +38,7 @@ def tiny(name: str) -> ModelSpec:
     return ModelSpec(**{**vars(MODELS[name]), **TINY, "rope": RopeSpec(1e4, 64)})
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("requests", "query_len", "context"), [(1, 1, 5), (3, 4, 130)])
-@pytest.mark.parametrize("name", MODELS)
-def test_sets_agree_on_the_step_that_is_timed(
-    monkeypatch: pytest.MonkeyPatch, name: str, dtype: Any, requests: int, query_len: int, context: int
-) -> None:
+def rig_of(monkeypatch: pytest.MonkeyPatch, name: str, dtype: Any, requests: int, query_len: int, context: int) -> Rig:
     device = VirtualDevice(CpuExecutor(), poison=True)
     rng = np.random.default_rng(1)
 
@@ -49,11 +46,52 @@ def test_sets_agree_on_the_step_that_is_timed(
         values = (rng.standard_normal(array.shape) * scale).astype(np.float32)
         device.upload(array, stored(values, "bfloat16" if array.dtype == np.uint16 else str(array.dtype)))
 
-    monkeypatch.setattr(bench_kernels, "fill_normal", fill)
-    rig = Rig(device, device.stream("s"), tiny(name), dtype, requests, query_len, context)  # type: ignore[arg-type]
-    error, agreement = rig.difference()
+    monkeypatch.setattr(forward_rig, "fill_normal", fill)
+    return Rig(device, device.stream("s"), tiny(name), dtype, requests, query_len, context)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("requests", "query_len", "context"), [(1, 1, 5), (3, 4, 130)])
+@pytest.mark.parametrize("name", MODELS)
+def test_sets_agree_on_the_step_that_is_timed(
+    monkeypatch: pytest.MonkeyPatch, name: str, dtype: Any, requests: int, query_len: int, context: int
+) -> None:
+    error, agreement = rig_of(monkeypatch, name, dtype, requests, query_len, context).difference()
     assert 0 < error < {"float32": 1e-5, "bfloat16": 3e-2}[dtype]
     assert agreement > 0.7
+
+
+def spoil_cache(rig: Rig) -> None:
+    for layer in rig.model.layers:
+        for cache in (layer.k_cache, layer.v_cache):
+            rig.device.upload(cache, np.full(cache.shape, np.nan, np.float32))
+
+
+def test_what_choosing_leaves_in_the_cache_is_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = rig_of(monkeypatch, "qwen3-8b", "float32", 2, 1, 5)
+
+    class Chooser:
+        """Leaves NaN, as layers do that run on activations that nobody wrote."""
+
+        def __init__(self, device: Any, model: Any, scratch: Any) -> None: ...
+
+        def __call__(self, fused: FusedOps, library: PlainOps) -> tuple[Any, str]:
+            spoil_cache(rig)
+            return SimpleNamespace(for_rows=lambda rows: fused), "said"
+
+    monkeypatch.setattr(forward_rig, "OpsChooser", Chooser)
+    assert rig.add_auto() == "said"
+    error, agreement = rig.difference()
+    assert 0 < error < 1e-5
+    assert agreement == 1
+
+
+def test_logits_that_are_not_finite_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN rows have the same arg max in every set, so that nothing else would tell them from logits that agree."""
+    rig = rig_of(monkeypatch, "qwen3-8b", "float32", 2, 1, 5)
+    spoil_cache(rig)
+    with pytest.raises(ValueError, match="logits of 2 x 1 rows are not finite"):
+        rig.difference()
 
 
 def product_bench(monkeypatch: pytest.MonkeyPatch, name: str, rows: int) -> ProductBench:

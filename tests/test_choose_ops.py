@@ -16,7 +16,7 @@ from graphs.cpu_executor import CpuExecutor
 from graphs.fused_ops import FusedOps, layouts_of
 from graphs.ops import HeadOps, OpTable
 from graphs.plain_ops import PlainOps
-from runtime import bench_kernels
+from runtime import forward_rig
 from runtime.models import choose_ops
 from runtime.models.choose_ops import Measured, OpsChooser, read_measured, table_of, write_measured
 from runtime.models.scratch import allocate_scratch, build_ops
@@ -153,8 +153,8 @@ def test_a_second_start_remembers(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     def fill(array: Any, scale: float) -> None:
         device.upload(array, stored((rng.standard_normal(array.shape) * scale).astype(np.float32), "bfloat16"))
 
-    monkeypatch.setattr(bench_kernels, "fill_normal", fill)
-    model = bench_kernels.random_model(device, spec, "bfloat16", 8, 64)  # type: ignore[arg-type]
+    monkeypatch.setattr(forward_rig, "fill_normal", fill)
+    model = forward_rig.random_model(device, spec, "bfloat16", 8, 64)  # type: ignore[arg-type]
     fused, library = sets_of(device, spec)
     runs: list[str] = []
 
