@@ -56,9 +56,7 @@ def assemble(
     bars = progress or silent_bar
     checkpoint = _open_checkpoint(_model_source(config), bars)
     spec = checkpoint.spec
-    sizes = step_sizes(config, spec)
     tokenizer = Tokenizer.from_source(checkpoint.tokenizer)
-    encoder = _prompt_encoder(config, checkpoint, tokenizer, sizes.max_model_len)
     kind, reason = resolve_kind(config.device)
     logger.info("device: %s (%s)", kind, reason)
     arm = resolve_arm(config.runner)
@@ -70,6 +68,8 @@ def assemble(
         logger.info("threads: %s", threads)
     dtype = weight_dtype(config, kind)
     speculator = Speculator(config.speculator, spec, dtype)
+    sizes = step_sizes(config, spec, speculator.max_positions)
+    encoder = _prompt_encoder(config, checkpoint, tokenizer, sizes.max_model_len)
     device = on_device or open_device(kind, poison=config.mirror.poison, overlap=config.graphs.overlap)
     try:
         policy = resolve_policy(config.mirror.policy, device)
@@ -170,18 +170,24 @@ def assemble(
     return engine
 
 
-def step_sizes(config: RunConfig, spec: ModelSpec) -> StepSizes:
-    """Sizes of the largest step.
+def step_sizes(config: RunConfig, spec: ModelSpec, drafter_positions: int | None = None) -> StepSizes:
+    """Sizes of the largest step. drafter_positions: what a drafter was made for, where there is one.
 
     Raises:
-        ConfigError: scheduler.max_model_len is above what the model was made for.
+        ConfigError: scheduler.max_model_len is above what the model or its drafter was made for.
     """
     scheduler = config.scheduler
     longest = spec.max_position_embeddings
-    max_model_len = longest if scheduler.max_model_len == "auto" else scheduler.max_model_len
+    drafted = longest if drafter_positions is None else min(longest, drafter_positions)
+    max_model_len = drafted if scheduler.max_model_len == "auto" else scheduler.max_model_len
     if max_model_len > longest:
         raise ConfigError(
             f"scheduler.max_model_len = {max_model_len}: above the model's {longest} positions; lower it or set it to auto"
+        )
+    if max_model_len > drafted:
+        raise ConfigError(
+            f"scheduler.max_model_len = {max_model_len}: above the drafter's {drafted} positions; lower it, set it to auto, or "
+            "set speculator.method to none or ngram"
         )
     return StepSizes(
         max_num_seqs=scheduler.max_num_seqs,

@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
+from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from runtime.cli import app
@@ -89,11 +91,25 @@ def test_taps_out_of_range(tmp_path: Path, refused: Refused, taps: tuple[int, ..
         ({"dflash_config": {"target_layer_ids": [0, 2]}}, "mask_token_id is missing: the id whose embedding fills the slots"),
         ({"block_size": 3}, "block_size = 3: drafts at most 2 tokens, speculator.num_speculative_tokens = 3; lower it"),
         ({"hidden_size": None}, "hidden_size is missing"),
+        ({"architectures": ["DFlash2DraftModel"]}, 'set architectures to ["DFlashDraftModel"], or put the weights there'),
+        ({"dflash_config": {"target_layer_ids": [2, 2], "mask_token_id": 5}}, "target_layer_ids = [2, 2]: [2] more than once"),
     ],
 )
 def test_a_configuration_that_says_something_else(tmp_path: Path, refused: Refused, fields: dict[str, Any], text: str) -> None:
     change(write(tmp_path), **fields)
     assert text in refused()
+
+
+def test_a_drafter_of_shorter_sequences(tmp_path: Path, run: Callable[..., Any], refused: Refused) -> None:
+    change(write(tmp_path), max_position_embeddings=50)
+    assert "scheduler.max_model_len = 51: above the drafter's 50 positions; lower it, set it to auto" in refused(
+        "--set", "scheduler.max_model_len=51"
+    )
+    result = run("--set", "scheduler.max_model_len=auto", "--prompt", "the cat", "--max-tokens", "200", "--json")
+    assert result.exit_code == 0, result.output
+    (answer,) = json.loads(result.stdout)["results"]
+    assert answer["finish_reason"] == "length"
+    assert 30 < len(answer["token_ids"]) < 50
 
 
 def test_a_truncated_file(tmp_path: Path, refused: Refused) -> None:
@@ -102,6 +118,16 @@ def test_a_truncated_file(tmp_path: Path, refused: Refused) -> None:
     message = refused()
     assert "model.safetensors" in message
     assert "truncated" in message
+
+
+@pytest.mark.parametrize("part", ["target", "drafter"])
+def test_weights_that_are_not_finite(tmp_path: Path, refused: Refused, part: str) -> None:
+    drafter, model = write(tmp_path), write_tiny_checkpoint(tmp_path / "model", TARGET)
+    folder, tensors = (model.path, model.tensors) if part == "target" else (drafter.path, drafter.tensors)
+    name = list(tensors)[-1]
+    save_file({**tensors, name: np.full_like(tensors[name], np.nan)}, folder / "model.safetensors")
+    message = refused("--set", f"model.source={model.path}")
+    assert f"{folder / 'model.safetensors'}: tensor '{name}' holds nan: weights must be finite numbers" in message
 
 
 def test_no_drafter_at_all(tmp_path: Path, refused: Refused) -> None:

@@ -159,7 +159,7 @@ def test_the_inner_object_wins_and_null_counts_as_missing() -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"architectures": ["LlamaForCausalLM"]}, "architectures = .*known are DFlashDraftModel, DFlash2DraftModel"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "architectures = .*known are DFlashDraftModel, DFlash2DraftModel"),
         ({"architectures": None}, "architectures = None"),
         ({"dflash_config": [1]}, "dflash_config = .*must be an object"),
         ({"dflash_config": {"target_layer_ids": [0, 2]}}, "mask_token_id is missing"),
@@ -234,14 +234,6 @@ def test_every_tensor_that_does_not_fit_is_listed(drafter: TinyDrafter) -> None:
     lines = str(error.value).splitlines()
     assert "4 tensors do not fit" in lines[0]
     assert [line.split(":")[0].strip(" -") for line in lines[1:]] == ["missing", "missing", "unexpected", "misshapen"]
-
-
-def test_a_dflash2_file_under_the_name_of_dflash_is_refused(drafter: TinyDrafter) -> None:
-    """Nothing runs a DFlash2 checkpoint without its convolutions and its selector."""
-    config = {**drafter.config, "architectures": ["DFlashDraftModel"]}
-    (drafter.path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=r"unexpected: candidate_selector\.predecessor_codebook"):
-        DraftCheckpoint(drafter.path)
 
 
 @pytest.mark.parametrize("name", ["lm_head.weight", "embed_tokens.weight", "d2t"])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime.checkpoint import storage
 from runtime.checkpoint.checkpoint import open_checkpoint
 from runtime.checkpoint.random_tensor import ConstantMemory
 from runtime.checkpoint.stored_weight import StoredWeight
@@ -42,6 +43,14 @@ def test_the_same_bits_as_all_at_once(tmp_path: Path, architecture: Any, dtype: 
         assert isinstance(ours, StoredWeight) == (theirs.ndim > 1), name
         assert (ours.shape, ours.dtype, ours.nbytes) == (theirs.shape, theirs.dtype, theirs.nbytes)
         np.testing.assert_array_equal(ours.read() if isinstance(ours, StoredWeight) else ours, theirs, err_msg=name)
+
+
+def test_chunks_are_of_the_size_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests that read tiny tensors in several chunks depend on it."""
+    monkeypatch.setattr(storage, "CHUNK_ELEMENTS", 20)
+    assert list(storage.row_chunks((7, 3, 2))) == [slice(0, 3), slice(3, 6), slice(6, 7)]
+    assert list(storage.row_chunks((2, 100))) == [slice(0, 1), slice(1, 2)]
+    assert list(storage.row_chunks((7, 3, 2), elements=100)) == [slice(0, 7)]
 
 
 def test_progress_counts_every_byte_of_the_files_once(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ class Checkpoint(Protocol):
     def load_weights(self, progress: Progress | None = None, dtype: WeightDtype = "float32") -> ModelWeights:
         """Read every weight into host memory. `progress(done, total)` counts bytes of the files.
 
-        Raises CheckpointError for an unknown dtype or for values that overflow float16.
+        Raises CheckpointError for an unknown dtype, and for values that are not finite or overflow float16.
         """
         ...
 

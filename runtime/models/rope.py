@@ -38,6 +38,13 @@ def yarn_attention_factor(factor: float, mscale: float = 1.0) -> float:
     return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0
 
 
+def stretched_positions(rope: RopeSpec, positions: int) -> int:
+    """Longest sequence of a model whose configuration says `positions`: with YaRN that may be the unstretched length (Qwen3) or the
+    stretched one, and the longer counts.
+    """
+    return max(positions, int(rope.original_max_position_embeddings * rope.factor)) if rope.scaling == "yarn" else positions
+
+
 def rope_table(rope: RopeSpec, head_dim: int, max_len: int) -> npt.NDArray[np.float32]:
     """Cosines and sines of every position, for the rotate-half (NeoX) layout.
 

@@ -8,7 +8,7 @@ from typing import Literal, cast
 
 from runtime.errors import CheckpointError
 from runtime.models.fields import Fields
-from runtime.models.rope import RopeSpec, rope_from_gguf, rope_from_hf
+from runtime.models.rope import RopeSpec, rope_from_gguf, rope_from_hf, stretched_positions
 
 Architecture = Literal["llama", "qwen2", "qwen3"]
 
@@ -88,7 +88,7 @@ def from_hf_config(config: Mapping[str, object], origin: str = "config.json") ->
         vocab_size=vocab,
         rms_norm_eps=fields.number("rms_norm_eps"),
         rope=(rope := rope_from_hf(fields, head_dim, positions)),
-        max_position_embeddings=_stretched(rope, positions),
+        max_position_embeddings=stretched_positions(rope, positions),
         tied_embeddings=fields.boolean("tie_word_embeddings", False),
         qk_norm=architecture == "qwen3",
         attention_bias=architecture == "qwen2",
@@ -138,7 +138,7 @@ def from_gguf(
         vocab_size=vocab,
         rms_norm_eps=fields.number(f"{arch}.attention.layer_norm_rms_epsilon"),
         rope=(rope := rope_from_gguf(fields, arch, head_dim, positions, frequency_factors)),
-        max_position_embeddings=_stretched(rope, positions),
+        max_position_embeddings=stretched_positions(rope, positions),
         tied_embeddings=tied_embeddings,
         qk_norm=arch == "qwen3",
         attention_bias=arch == "qwen2",
@@ -152,18 +152,14 @@ def _hf_architecture(config: Mapping[str, object], origin: str) -> str:
     listed = config.get("architectures")
     if isinstance(listed, list) and len(listed) == 1 and isinstance(listed[0], str) and listed[0] in HF_ARCHITECTURES:
         return listed[0]
-    known = ", ".join(HF_ARCHITECTURES)
-    raise CheckpointError(f"{origin}: architectures = {listed!r} is not supported; known are {known}")
+    drafter = isinstance(listed, list) and any(str(name).startswith("DFlash") for name in listed)
+    remedy = "a drafter belongs into speculator.draft_source" if drafter else f"known are {', '.join(HF_ARCHITECTURES)}"
+    raise CheckpointError(f"{origin}: architectures = {listed!r} is not supported; {remedy}")
 
 
 def _per_head(fields: Fields, hidden: int, heads: int) -> int | None:
     """hidden / heads, or None (then the head size must be given) where it does not divide."""
     return hidden // heads if hidden % heads == 0 and not fields.problems else None
-
-
-def _stretched(rope: RopeSpec, positions: int) -> int:
-    """YaRN configs keep the unstretched length in max_position_embeddings (Qwen3) or the stretched one: take the longer."""
-    return max(positions, int(rope.original_max_position_embeddings * rope.factor)) if rope.scaling == "yarn" else positions
 
 
 def _checked(spec: ModelSpec, fields: Fields, origin: str, about: str) -> ModelSpec:

@@ -13,8 +13,8 @@ from typing import Literal
 
 from runtime.errors import CheckpointError
 from runtime.models.fields import Fields
-from runtime.models.rope import RopeSpec, rope_from_hf
-from runtime.models.spec import MAX_LAYERS, ModelSpec
+from runtime.models.rope import RopeSpec, rope_from_hf, stretched_positions
+from runtime.models.spec import HF_ARCHITECTURES, MAX_LAYERS, ModelSpec
 
 ARCHITECTURES: dict[str, Literal[1, 2]] = {"DFlashDraftModel": 1, "DFlash2DraftModel": 2}
 
@@ -45,7 +45,7 @@ class DraftSpec:
     rms_norm_eps: float
     rope: RopeSpec
     attention_bias: bool  # of the q, k, v and output projections
-    max_position_embeddings: int
+    max_position_embeddings: int  # longest sequence that it claims to handle, scaling included
     block_size: int  # rows of a block that it was trained with: the anchor and block_size - 1 drafts
     mask_token_id: int
     target_layer_ids: tuple[int, ...]  # 0-based blocks whose residual stream is tapped, in the order of fc's columns
@@ -120,9 +120,9 @@ def read_draft_config(config: Mapping[str, object], origin: str = "config.json")
         head_dim=head_dim,
         vocab_size=vocab,
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-        rope=rope_from_hf(fields, head_dim, positions),
+        rope=(rope := rope_from_hf(fields, head_dim, positions)),
         attention_bias=fields.boolean("attention_bias", False),
-        max_position_embeddings=positions,
+        max_position_embeddings=stretched_positions(rope, positions),
         block_size=fields.integer("block_size", 16),
         mask_token_id=_mask_token_id(fields, vocab),
         target_layer_ids=_target_layer_ids(fields),
@@ -145,7 +145,8 @@ def read_draft_config(config: Mapping[str, object], origin: str = "config.json")
 
 
 def check_target(spec: DraftSpec, target: ModelSpec, num_speculative_tokens: int, origin: str) -> None:
-    """Refuse a drafter that was made for another target, or for shorter blocks.
+    """Refuse a drafter that was made for another target, or for shorter blocks. Its heads are its own: how many, and their size,
+    its tensors must agree with and not the target.
 
     Raises CheckpointError that lists every difference.
     """
@@ -178,9 +179,12 @@ def _version(config: Mapping[str, object], origin: str) -> Literal[1, 2]:
     listed = config.get("architectures")
     if isinstance(listed, list) and len(listed) == 1 and isinstance(listed[0], str) and listed[0] in ARCHITECTURES:
         return ARCHITECTURES[listed[0]]
-    raise CheckpointError(
-        f"{origin}: architectures = {listed!r} is no drafter of speculator.method = dflash; known are {', '.join(ARCHITECTURES)}"
-    )
+    remedy = "a target belongs into model.source" if _is_target(listed) else f"known are {', '.join(ARCHITECTURES)}"
+    raise CheckpointError(f"{origin}: architectures = {listed!r} is no drafter of speculator.method = dflash; {remedy}")
+
+
+def _is_target(architectures: object) -> bool:
+    return isinstance(architectures, list) and any(name in HF_ARCHITECTURES for name in map(str, architectures))
 
 
 def _refuse_unsupported(fields: Fields) -> None:
@@ -243,6 +247,11 @@ def _target_layer_ids(fields: Fields) -> tuple[int, ...]:
 
 def _contradictions(spec: DraftSpec) -> list[str]:
     problems = []
+    taps = spec.target_layer_ids
+    if repeated := sorted({layer for layer in taps if taps.count(layer) > 1}):
+        problems.append(
+            f"target_layer_ids = {list(taps)}: {repeated} more than once; each has columns of fc of its own; name distinct blocks"
+        )
     if spec.num_heads % spec.num_kv_heads:
         problems.append(f"{spec.num_heads} attention heads are no multiple of {spec.num_kv_heads} key/value heads")
     if spec.head_dim % 2:

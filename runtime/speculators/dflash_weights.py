@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,13 +12,16 @@ from runtime.checkpoint.safetensors_folder import check_readable, copy_tensors, 
 from runtime.checkpoint.storage import check_dtype, check_tensors
 from runtime.checkpoint.weights import STORAGE, Progress, WeightArray, WeightDtype
 from runtime.errors import CheckpointError
-from runtime.speculators.dflash_config import DraftSpec, read_draft_config
+from runtime.speculators.dflash_config import ARCHITECTURES, DraftSpec, read_draft_config
 
 MakeWeight = Callable[..., WeightArray]
 """*shape -> a weight of that shape."""
 
 OWN_TABLES = ("embed_tokens", "lm_head", "d2t", "t2d", "mask_embedding")
 """Tensors of community files that replace what a drafter shares with its target."""
+
+SECOND_VERSION = ("attention_conv", "mlp_conv", "candidate_selector")
+"""Parts of a drafter that DFlash2 has and DFlash has not."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,7 @@ class DraftCheckpoint:
         own = sorted(name for name in self._tensors if any(part in OWN_TABLES for part in name.split(".")))
         if own:
             raise CheckpointError(f"{folder}: {', '.join(own)}: a drafter shares the target's tables; its own are not supported")
+        _check_version(folder, self.spec, self._tensors)
         found = {name: tensor.shape for name, tensor in self._tensors.items()}
         check_tensors(folder, expected_draft_shapes(self.spec), found, str)
         check_readable(folder, self._tensors)
@@ -101,6 +105,21 @@ class DraftCheckpoint:
         copy_tensors(self._tensors, _destinations(self.spec, weights), dtype, progress)
         fill_context(self.spec, weights)
         return weights
+
+
+def _check_version(folder: Path, spec: DraftSpec, names: Iterable[str]) -> None:
+    """CheckpointError where config.json says DFlash and the tensors DFlash2, or the other way round."""
+    second = sorted(name for name in names if any(part in SECOND_VERSION for part in name.split(".")))
+    if (spec.version == 2) == bool(second):
+        return
+    said, held = sorted(ARCHITECTURES, key=lambda name: ARCHITECTURES[name] != spec.version)
+    evidence = f"holds {len(second)} tensors that no {said} has, {second[0]} the first" if second else (
+        f"holds no tensor of {', '.join(SECOND_VERSION)}, which every {said} has"
+    )
+    raise CheckpointError(
+        f'{folder / "config.json"}: architectures = ["{said}"], but the file beside it {evidence}: set architectures to '
+        f'["{held}"], or put the weights there that belong to this configuration'
+    )
 
 
 def expected_draft_shapes(spec: DraftSpec) -> dict[str, tuple[int, ...]]:

@@ -67,6 +67,14 @@ class Speculator:
         check_target(spec, target, config.k, f"speculator.draft_source = {config.draft_source}")
         if spec.num_target_layers is None:
             logger.info("drafter %s does not say how many blocks its target has: its taps fit, no more is known", self.drafter.path)
+        taps = list(spec.target_layer_ids)
+        if taps != sorted(taps):
+            logger.warning("target_layer_ids = %s of %s do not rise: fc reads them in this order", taps, self.drafter.path)
+
+    @property
+    def max_positions(self) -> int | None:
+        """Positions that the drafter was made for; None where there is none, or it has no such bound."""
+        return None if self.drafter is None else self.drafter.spec.max_position_embeddings
 
     def cache_bytes(self, num_blocks: int, block_size: int) -> int:
         """Bytes of keys and values that the drafter keeps beside the target's."""

@@ -10,6 +10,7 @@ from tests.mutants import (
     inputs,
     measuring,
     mirrors,
+    opening,
     overlap,
     planning,
     rings,
@@ -33,4 +34,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     *drawing.MUTATIONS,
     *asking.MUTATIONS,
     *early.MUTATIONS,
+    *opening.MUTATIONS,
 )
