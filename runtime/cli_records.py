@@ -1,4 +1,4 @@
-"""`draftgraph records`: what was measured, whether it passed, and whether the sources have changed since."""
+"""`draftgraph records`: what was measured, whether it passed, and whether sources or the record have changed since."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def records(
     folder: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="Folder of records; default docs/records.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Prints one JSON object instead of the table.")] = False,
 ) -> None:
-    """Prints the records of measurements: verdicts, figures with their floors, and which of them are stale."""
+    """Prints the records of measurements: verdicts, figures with their floors, and which of them are stale or were edited."""
     with exits():
         from runtime.records import RECORDS, read_records, render_records
 
@@ -28,6 +28,7 @@ def records(
                     "date": record.date,
                     "verdict": record.verdict.value,
                     "stale": record.stale,
+                    "edited": record.edited,
                     "axes": [axis.as_dict() for axis in record.axes],
                 }
                 for path, record in found

@@ -1,17 +1,16 @@
 """Records of measurements: YAML files that claim no more than their axes hold, and that know which sources they speak of.
 
 A record is refused when its verdict is not the one that its values and floors hold, or when its workload was changed later. It is
-stale when the code of a source file that it names has changed since: its digest decides, with or without git.
+edited when its content is no longer what was written, and stale when the code of a source file that it names has changed since: its
+digest decides, with or without git.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -21,11 +20,10 @@ from runtime.config_file import read_yaml
 from runtime.errors import ConfigError
 from runtime.gates.verdict import Axis, GateReport, Verdict
 from runtime.machine import ROOT, portable
+from runtime.record_content import axes_of, check_types, checksum_of, digest_of
 from runtime.source_digest import sources_digest
 
 RECORDS = ROOT / "docs" / "records"
-MAX_FIGURE = 1e300
-"""Of an axis: no measurement is infinite."""
 STEP_SOURCES = (
     "kernels/*.py",
     "graphs/*.py",
@@ -50,6 +48,7 @@ STEP_SOURCES = (
 )
 """What decides how long a step takes."""
 
+
 def sources_of(config: RunConfig) -> tuple[str, ...]:
     """What a measurement of a configuration speaks of: the code of a step, and the drafter where it is one of this repository."""
     drafter = config.speculator.draft_source if config.speculator.method == "dflash" else None
@@ -60,15 +59,6 @@ def sources_of(config: RunConfig) -> tuple[str, ...]:
     return (*STEP_SOURCES, f"{inside}/*.json", f"{inside}/*.safetensors")
 
 
-_KEYS = ("record", "title", "date", "verdict", "axes", "workload", "fingerprint", "facts", "command", "sources", "digest")
-
-_KINDS: tuple[tuple[str, type, str], ...] = (
-    *((key, str, "a text") for key in ("record", "title", "command", "digest", "fingerprint")),
-    *((key, Mapping, "a mapping") for key in ("workload", "facts")),
-    *((key, list, "a list") for key in ("axes", "sources")),
-)
-
-
 @dataclass(frozen=True)
 class Record:
     """One file.
@@ -77,6 +67,7 @@ class Record:
         name: what was measured, e.g. G4. verdict: the worst of the axes.
         workload: everything that the figures depend on beside machine and sources; fingerprint: its digest.
         facts: machine, versions, clocks, commit. sources: patterns below the repository's root; digest: of those files.
+        edited: its file holds other values than were written into it (runtime/record_content.py).
     """
 
     name: str
@@ -88,6 +79,7 @@ class Record:
     command: str
     sources: tuple[str, ...]
     digest: str
+    edited: bool = False
 
     @classmethod
     def of(
@@ -119,7 +111,7 @@ class Record:
 
     @property
     def fingerprint(self) -> str:
-        return _digest(json.dumps(self.workload, sort_keys=True, default=str).encode())[:16]
+        return digest_of(self.workload)[:16]
 
     @property
     def stale(self) -> bool:
@@ -131,12 +123,14 @@ class Record:
         model = str(self.workload.get("model", "")).rpartition("/")[2].replace(":", "-")
         stem = "-".join(filter(None, (self.date[:10], self.name.lower(), model)))
         path, number = folder / f"{stem}.yaml", 1
+        values = self._as_dict()
+        values["checksum"] = checksum_of(values)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             while path.exists():
                 number += 1
                 path = folder / f"{stem}-{number}.yaml"
-            path.write_text(yaml.safe_dump(self._as_dict(), sort_keys=False, allow_unicode=True, width=120), encoding="utf-8")
+            path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120), encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"record {path}: cannot be written: {error.strerror}") from error
         return path
@@ -145,24 +139,8 @@ class Record:
     def read(cls, path: Path) -> Record:
         """Raises ConfigError: keys are missing, or the file claims what it does not hold."""
         values = read_yaml(path, "record")
-        missing = [key for key in _KEYS if key not in values]
-        if missing:
-            raise ConfigError(f"record {path}: {', '.join(missing)}: missing; a record is written by `draftgraph gates --record`")
-        for key, kind, words in _KINDS:
-            if not isinstance(values[key], kind):
-                raise ConfigError(f"record {path}: {key} = {values[key]!r}: must be {words}")
-        if strange := [source for source in values["sources"] if not isinstance(source, str)]:
-            raise ConfigError(f"record {path}: sources: {strange[0]!r}: must be a text")
-        if outside := [source for source in values["sources"] or [""] if not _is_inside(source)]:
-            raise ConfigError(f"record {path}: sources: {outside[0]!r}: must be a pattern below the repository, e.g. kernels/*.py")
-        try:
-            datetime.fromisoformat(str(values["date"]))
-        except ValueError as error:
-            raise ConfigError(f"record {path}: date = {values['date']!r}: must be a date, e.g. 2026-11-29") from error
-        try:
-            axes = tuple(_axis(axis) for axis in values["axes"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"record {path}: axes: {error}; each has name, value, floor, verdict and detail") from error
+        check_types(path, values)
+        axes = axes_of(path, values["axes"])
         record = cls(
             values["record"],
             values["title"],
@@ -173,6 +151,7 @@ class Record:
             values["command"],
             tuple(values["sources"]),
             values["digest"],
+            edited=values["checksum"] != checksum_of(values),
         )
         if values["verdict"] != record.verdict.value:
             raise ConfigError(f"record {path}: claims {values['verdict']}, and its axes hold {record.verdict.value}")
@@ -211,8 +190,9 @@ def render_records(records: Sequence[tuple[Path, Record]]) -> str:
         return "no records"
     lines = []
     for path, record in records:
-        stale = "   STALE: sources have changed since" if record.stale else ""
-        lines.append(f"{record.date[:10]}  {record.name}  {record.verdict.value}{stale}   {record.title}")
+        doubts = "   EDITED: not what was measured" if record.edited else ""
+        doubts += "   STALE: sources have changed since" if record.stale else ""
+        lines.append(f"{record.date[:10]}  {record.name}  {record.verdict.value}{doubts}   {record.title}")
         device = str(record.facts.get("device", "-")).split(",")[0]
         lines.append(f"    {record.workload.get('model', '-')} on {device}, {path.name}")
         width = max(len(axis.name) for axis in record.axes)
@@ -221,25 +201,3 @@ def render_records(records: Sequence[tuple[Path, Record]]) -> str:
             floor = "-" if axis.floor is None else f"{axis.floor:.4g}"
             lines.append(f"    {axis.name:{width}}  {value:>9}  floor {floor:>7}  {axis.verdict.value}: {axis.detail}")
     return "\n".join(lines)
-
-
-def _axis(values: Mapping[str, Any]) -> Axis:
-    """An axis of a file. A comparison's own verdict stands as it is, for none of them is a pass."""
-    claimed = Verdict(values["verdict"])
-    own = claimed if claimed in (Verdict.UNDER_FLOOR, Verdict.TAUTOLOGICAL, Verdict.NOT_MEASURED, Verdict.OPEN_GAP) else None
-    for key in ("value", "floor"):
-        number = isinstance(values[key], int | float) and not isinstance(values[key], bool)
-        # Compared with a magnitude and not by isfinite, which an integer beyond the floats breaks. A NaN is below none.
-        if values[key] is not None and not (number and abs(values[key]) < MAX_FIGURE):
-            raise TypeError(f"{key} = {values[key]!r:.40}: must be a number below {MAX_FIGURE:g} or null")
-    return Axis(str(values["name"]), values["value"], values["floor"], str(values["detail"]), own)
-
-
-def _is_inside(source: str) -> bool:
-    """Does the pattern look below the repository's root, and nowhere else?"""
-    parts = PurePosixPath(source).parts
-    return bool(parts) and not PurePosixPath(source).is_absolute() and ".." not in parts
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

@@ -44,6 +44,56 @@ def test_a_record_survives_its_file(tmp_path: Path) -> None:
     assert yaml.safe_load(path.read_text())["axes"][0]["verdict"] == "SATISFIED"
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"axes": [BUSY.as_dict() | {"floor": 90.0}]},
+        {"axes": [BUSY.as_dict() | {"value": 99.5}]},
+        {"axes": [BUSY.as_dict() | {"detail": "percent"}]},
+        {"title": "another"},
+        {"date": "2026-11-28"},
+        {"facts": FACTS | {"commit": "abd"}},
+        {"command": "draftgraph gates G4 --device cuda"},
+        {"sources": ["kernels/*.py"]},
+        {"digest": "0" * 64},
+        {"checksum": "0" * 64},
+        {"remark": "a key of its own"},
+    ],
+    ids=str,
+)
+def test_a_record_that_was_edited_says_so(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = record().write(tmp_path)
+    assert not Record.read(path).edited
+    path.write_text("# a remark\n" + path.read_text().replace("'", '"'))
+    assert not Record.read(path).edited, "it holds the same values"
+    rewritten(path, **change)
+    assert Record.read(path).edited
+    assert "EDITED: not what was measured" in render_records(read_records(tmp_path))
+    values = json.loads(CliRunner().invoke(app, ["records", str(tmp_path), "--json"]).stdout)
+    assert [entry["edited"] for entry in values["records"]] == [True]
+
+
+def test_a_record_without_a_checksum_is_refused(tmp_path: Path) -> None:
+    path = record().write(tmp_path)
+    path.write_text("".join(line for line in path.read_text().splitlines(keepends=True) if not line.startswith("checksum")))
+    with pytest.raises(ConfigError, match="checksum: missing"):
+        Record.read(path)
+
+
+def test_a_checksum_survives_every_kind_of_value(tmp_path: Path) -> None:
+    """Numbers that YAML may write otherwise than Python, keys that are numbers, texts that look like something else."""
+    workload = {
+        "a": [1e-07, 1e22, 0.1, 10**20, -0.0],
+        "by_requests": {1: 5, 8: 3},
+        "no": "no",
+        "date": "2026-11-29",
+        "b": None,
+        "": "é",
+    }
+    path = replace(record(), workload=workload).write(tmp_path)
+    assert not Record.read(path).edited
+
+
 def test_a_record_holds_no_path_of_the_machine() -> None:
     inside = str(records.ROOT / "configs" / "smollm2.yaml")
     workload = {"model": "/cache/x/model.gguf", "config": {"draft": inside, "list": [inside, 3, None]}, "source": "hf:ORG/NAME"}
@@ -238,5 +288,7 @@ def test_the_table_shows_verdicts_figures_and_staleness(tmp_path: Path) -> None:
     assert [entry["stale"] for entry in values["records"]] == [False, True]
 
 
-def test_the_records_of_the_repository_can_be_read() -> None:
-    render_records(read_records(records.RECORDS))
+def test_the_records_of_the_repository_are_as_they_were_written() -> None:
+    found = read_records(records.RECORDS)
+    assert [path.name for path, record in found if record.edited] == []
+    assert "EDITED" not in render_records(found)
