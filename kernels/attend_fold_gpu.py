@@ -1,7 +1,7 @@
 """The sums of a step's attention: how each warp leaves them in shared memory, and how the warps of a cluster add them up.
 
-A warp's part is 16 bytes of a lane at lane * 16, turned by what a chunk of dims they are, so that a warp that reads 32
-neighbouring dims of a pair meets 32 banks.
+A warp's part is 16 bytes of a lane at lane * 16, turned by what a chunk of dims they are, so that a warp that reads the dims of a
+pair, four a lane, meets all banks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from kernels.attend_heads_gpu import VALUES
 from kernels.attend_pages_gpu import quotient
 from kernels.lang import NEG_INF, device_function, f32, i32, i64, u32
 from kernels.lang_element import exp2, inverse, put_element, write16
-from kernels.lang_overlap import cluster_address, read_cluster
+from kernels.lang_overlap import cluster_address, read_cluster, read_cluster_four
 from kernels.lang_storage import narrow
 from kernels.lang_warp import lane, warp_broadcast, warp_max, warp_sum
 
@@ -23,7 +23,7 @@ STAT_BYTES = 2 * 16 * 4
 
 @device_function
 def keep(base, chunk, a, b, c, d):
-    """Four neighbouring dims of a row; rotated by chunk, so that who reads 32 neighbours (`sum_byte`) meets 32 banks."""
+    """Four neighbouring dims of a row; rotated by chunk, so that who reads neighbours (`sum_byte`) meets all banks."""
     turned_by = u32((lane() * i32(16) + (chunk & i32(3)) * i32(32)) & i32(511))
     write16(u32(base + u32(chunk * i32(512)) + turned_by), a, b, c, d)
 
@@ -54,11 +54,8 @@ def sum_byte(head_dim, p, d):
 def fold(out, base, stat_base, token, group, share, kv_head, head_dim, first_pair, pairs, active, place, places, warps):
     """out = the softmax over the `active` warps of the cluster that had keys, 32 at most, in order: each rescaled to the largest.
 
-    The warps of the cluster share the rows: each takes 32 dims of a pair. A lane knows where one of those warps has its sums.
+    The warps of the cluster share the pairs; a lane takes four neighbouring dims, and knows where one of those warps has its sums.
     """
-    shift = i32(1)
-    if head_dim > i32(64):
-        shift = i32(2)
     whose = min(lane(), i32(active - i32(1)))
     rank = i32(u32(whose) // u32(warps))
     local = i32(whose - rank * warps)
@@ -66,40 +63,58 @@ def fold(out, base, stat_base, token, group, share, kv_head, head_dim, first_pai
         i32(cluster_address(u32(base + u32(local * i32(PART_BYTES))), rank)),
         cluster_address(u32(stat_base + u32(local * i32(STAT_BYTES))), rank),
     )
-    unit = i32(place)
-    while unit < i32(pairs << shift):
-        p = i32(unit >> shift)
-        d = i32(((unit - (p << shift)) << i32(5)) + lane())
+    d = i32(lane() * i32(4))
+    p = i32(place)
+    while p < pairs:
         top, total = read_cluster(u32(stat + u32(p * i32(4)))), read_cluster(u32(stat + u32(p * i32(4) + i32(64))))
         if lane() >= active:
             top, total = NEG_INF, f32(0.0)
+        byte, j = sum_byte(head_dim, p, min(d, i32(head_dim - i32(4)))), i32(0)
         weight = exp2(top - warp_max(top))
         normalizer = warp_sum(total * weight)
-        byte, value, j = sum_byte(head_dim, p, d), f32(0.0), i32(0)
+        sums = (f32(0.0), f32(0.0), f32(0.0), f32(0.0))
         while j < active:  # eight at a time: their loads are under way together
-            value = fold_four(value, area, weight, byte, j, active)
-            value = fold_four(value, area, weight, byte, i32(j + i32(4)), active)
+            sums = fold_eight(sums, area, weight, byte, j)
             j = i32(j + i32(8))
-        row = quotient(i32(first_pair + p), share)
-        head = i32(kv_head * group + first_pair + p - row * group)
-        at = i64(i32(token + row)) * i64(i32(out.shape[1])) + i64(i32(head * head_dim + d))
-        put_element(out, at, narrow(value * inverse(normalizer), out))
-        unit = i32(unit + places)
+        if d < head_dim:
+            row, part = quotient(i32(first_pair + p), share), inverse(normalizer)
+            head = i32(kv_head * group + first_pair + p - row * group)
+            at = i64(i32(token + row)) * i64(i32(out.shape[1])) + i64(i32(head * head_dim + d))
+            put_element(out, at, narrow(sums[0] * part, out))
+            put_element(out, at + i64(1), narrow(sums[1] * part, out))
+            put_element(out, at + i64(2), narrow(sums[2] * part, out))
+            put_element(out, at + i64(3), narrow(sums[3] * part, out))
+        p = i32(p + places)
 
 
 @device_function
-def fold_four(value, area, weight, byte, j, active):
-    """Four more warps' sums, weighed; a lane beyond the last has weight 0."""
-    a, b = (
-        read_cluster(u32(warp_broadcast(area, j) + byte)),
-        read_cluster(u32(warp_broadcast(area, i32(j + i32(1))) + byte)),
+def sums_of(area, byte, j):
+    """Four dims of the sums of the warp that lane j knows."""
+    return read_cluster_four(u32(warp_broadcast(area, j) + byte))
+
+
+@device_function
+def weighed(sums, more, weight):
+    return (
+        sums[0] + weight * more[0],
+        sums[1] + weight * more[1],
+        sums[2] + weight * more[2],
+        sums[3] + weight * more[3],
     )
-    c, d = (
-        read_cluster(u32(warp_broadcast(area, i32(j + i32(2))) + byte)),
-        read_cluster(u32(warp_broadcast(area, i32(j + i32(3))) + byte)),
-    )
-    value += warp_broadcast(weight, j) * a
-    value += warp_broadcast(weight, i32(j + i32(1))) * b
-    value += warp_broadcast(weight, i32(j + i32(2))) * c
-    value += warp_broadcast(weight, i32(j + i32(3))) * d
-    return value
+
+
+@device_function
+def fold_eight(sums, area, weight, byte, j):
+    """The sums of eight more warps, weighed; a lane beyond the last has weight 0."""
+    a, b = sums_of(area, byte, j), sums_of(area, byte, i32(j + i32(1)))
+    c, d = sums_of(area, byte, i32(j + i32(2))), sums_of(area, byte, i32(j + i32(3)))
+    e, f = sums_of(area, byte, i32(j + i32(4))), sums_of(area, byte, i32(j + i32(5)))
+    g, h = sums_of(area, byte, i32(j + i32(6))), sums_of(area, byte, i32(j + i32(7)))
+    sums = weighed(sums, a, warp_broadcast(weight, j))
+    sums = weighed(sums, b, warp_broadcast(weight, i32(j + i32(1))))
+    sums = weighed(sums, c, warp_broadcast(weight, i32(j + i32(2))))
+    sums = weighed(sums, d, warp_broadcast(weight, i32(j + i32(3))))
+    sums = weighed(sums, e, warp_broadcast(weight, i32(j + i32(4))))
+    sums = weighed(sums, f, warp_broadcast(weight, i32(j + i32(5))))
+    sums = weighed(sums, g, warp_broadcast(weight, i32(j + i32(6))))
+    return weighed(sums, h, warp_broadcast(weight, i32(j + i32(7))))

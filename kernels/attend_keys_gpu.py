@@ -9,7 +9,7 @@ from typing import Any
 
 from kernels.attend_fold_gpu import keep_slab
 from kernels.attend_heads_gpu import VALUES, new_keys_with, queries_with
-from kernels.attend_pages_gpu import TILE_KEYS, fetch_tile_keys, fetch_tile_values, quotient, tile_entry
+from kernels.attend_pages_gpu import TILE_KEYS, fetch_tile_keys, fetch_tile_values, inverse_of, quotient, tile_entry
 from kernels.lang import NEG_INF, cuda, device_function, f32, i32, u32
 from kernels.lang_element import exp2, write4
 from kernels.lang_mma import commit_copies, read16, select_bytes, wait_copies, wait_first_copies
@@ -63,6 +63,33 @@ def four_values(at):
     return read16(at), read16(u32(at + u32(512))), read16(u32(at + u32(1024))), read16(u32(at + u32(1536)))
 
 
+@device_function
+def first_fresh(keys, limit, places, skipped):
+    """First tile with keys of this step, from `limit` on, among those that the warps of a cluster take first."""
+    return max(max(i32(limit >> i32(4)), i32(i32((keys + i32(_KEYS - 1)) >> i32(4)) - places)), skipped)
+
+
+@device_function
+def part_of(tile, places, skipped, block_place):
+    """Which warp of the block takes a tile; below 0 or beyond the last: one of another block."""
+    at = i32(tile - skipped)
+    return i32(at - quotient(at, inverse_of(places)) * places - block_place)
+
+
+@device_function
+def fresh_keys(keys, limit, places, skipped, block_place, warps):
+    """(keys of this step in the tiles that the warps of a block take first, the last warp that has some)."""
+    count, owner, tile = i32(0), i32(0), first_fresh(keys, limit, places, skipped)
+    while i32(tile * i32(_KEYS)) < keys:
+        part = part_of(tile, places, skipped, block_place)
+        if part >= i32(0) and part < warps:
+            found = i32(min(i32((tile + i32(1)) * i32(_KEYS)), keys) - max(i32(tile * i32(_KEYS)), limit))
+            if found > i32(0):
+                count, owner = i32(count + found), part
+        tile = i32(tile + i32(1))
+    return count, owner
+
+
 def _products_with(mma: Any, pair: Any) -> Any:
     @device_function
     def dots(s0, s1, s2, s3, near, far, key, other):
@@ -96,15 +123,18 @@ def tiles_with(mma: Any, pair: Any, span: Any = all_before, see: Any = visible) 
     def attend_tiles(
         base, stat, query_base, k_cache, v_cache, qkv, q_gain, k_gain, table, block_tables, slot_mapping, table_row, kv_head,
         num_heads, token, group, share, page_share, first_pair, pairs, before, limit, keys, eps, scale, stores, warp, warps,
-        block_tile, place, places, ahead_entry, window, causal,
+        block_place, places, lowest, start, skipped, ahead_entry, window, causal,
     ):  # fmt: skip
-        """A warp's tiles of keys, the first of them under way: sums to its part of the ring, maximum and total to `stat`.
+        """A warp's tiles of keys, the last of them first, which is under way: sums to its part of the ring, maximum and total to
+        `stat`.
 
-        block_tile: int32, the first tile of the block's first warp. slot_mapping None: keys and values of the step are not stored.
-        window, causal: for `span`.
+        block_place: int32, place of the block's first warp in its cluster. slot_mapping None: keys and values of the step are not
+        stored. lowest, start: int32, the warp's tiles are start, start - places, .. lowest; start < lowest: it has none.
+        skipped: int32, tiles in front of what any row sees. window, causal: for `span`.
         """
         head_dim, width = i32(k_cache.shape[3]), i32(qkv.shape[1])
         half, block_size = u32(head_dim * i32(16)), i32(k_cache.shape[1])
+        key_at = i32((num_heads + kv_head) * head_dim)
         g, quad, last = i32(lane() >> i32(2)), i32(lane() & i32(3)), i32(pairs - i32(1))
         row = quotient(i32(first_pair + min(g, last)), share)
         far_row = quotient(i32(first_pair + min(i32(g + i32(8)), last)), share)
@@ -116,62 +146,68 @@ def tiles_with(mma: Any, pair: Any, span: Any = all_before, see: Any = visible) 
         near_top, far_top, near_total, far_total = NEG_INF, NEG_INF, f32(0.0), f32(0.0)
         o0, o1, o2, o3, o4, o5, o6, o7 = nothing(), nothing(), nothing(), nothing(), nothing(), nothing(), nothing(), nothing()
         u0, u1, u2, u3, u4, u5, u6, u7 = nothing(), nothing(), nothing(), nothing(), nothing(), nothing(), nothing(), nothing()
-        tile, waiting = i32(place), True
-        while waiting or i32(tile * i32(_KEYS)) < keys:
+        tile, waiting, begun = i32(start), True, False
+        while waiting or tile >= lowest:
             first = i32(tile * i32(_KEYS))
             begin, end = max(first, limit), min(i32(first + i32(_KEYS)), keys)
-            block_begin = max(i32(block_tile * i32(_KEYS)), limit)
-            block_end = min(i32((block_tile + warps) * i32(_KEYS)), keys)
-            together = waiting and i32(block_end - block_begin) > i32(_ALONE) and warps > i32(1)
-            if together:  # many keys of this step: the warps of the block share them
-                wait_copies()
-                cuda.syncthreads()
-                to = u32(base - u32(warp * i32(2 * _VALUES)))
-                new_keys(
-                    to, k_cache, v_cache, qkv, k_gain, table, slot_mapping, width, token, i32((num_heads + kv_head) * head_dim),
-                    before, block_tile, i32(block_begin + warp) if warp < warps else block_end, block_end, warps, kv_head, stores,
-                    eps,
-                )  # fmt: skip
-            elif begin < end:
-                wait_copies()
-                warp_barrier()
-                new_keys(
-                    base, k_cache, v_cache, qkv, k_gain, table, slot_mapping, width, token, i32((num_heads + kv_head) * head_dim),
-                    before, tile, begin, end, i32(1), kv_head, stores, eps,
-                )  # fmt: skip
-                warp_barrier()
+            together = False
+            who, among = warp, warps
             if waiting:
-                waiting = False
-                # A warp that has had keys of this step to do alone leaves the queries to the others.
-                who, among = warp, warps
-                fresh = i32((limit >> i32(4)) - block_tile)
-                if not together and limit < keys and fresh >= i32(0) and fresh < warps and warps > i32(1):
+                fresh, owner = fresh_keys(keys, limit, places, skipped, block_place, warps)
+                together = fresh > i32(_ALONE) and warps > i32(1)
+                if not together and fresh > i32(0) and warps > i32(1):
+                    # A warp that has keys of this step to do alone leaves the queries to the others.
                     among = i32(warps - i32(1))
-                    who = i32(warp - fresh - i32(1))
+                    who = i32(warp - owner - i32(1))
                     if who < i32(0):
                         who = i32(who + warps)
                     if who >= among:
                         who = pairs
                 if warp >= warps:
                     who = pairs
+            if together:  # many keys of this step: the warps of the block share them
+                wait_copies()
+                cuda.syncthreads()
+                mixed = first_fresh(keys, limit, places, skipped)
+                while i32(mixed * i32(_KEYS)) < keys:
+                    part = part_of(mixed, places, skipped, block_place)
+                    if part >= i32(0) and part < warps and warp < warps:
+                        to = u32(base - u32(warp * i32(2 * _VALUES)) + u32(part * i32(2 * _VALUES)))
+                        mixed_begin = i32(max(i32(mixed * i32(_KEYS)), limit) + warp)
+                        mixed_end = min(i32((mixed + i32(1)) * i32(_KEYS)), keys)
+                        new_keys(
+                            to, k_cache, v_cache, qkv, k_gain, table, slot_mapping, width, token, key_at, before, mixed,
+                            mixed_begin, mixed_end, warps, kv_head, stores, eps,
+                        )  # fmt: skip
+                    mixed = i32(mixed + i32(1))
+            elif tile >= lowest and begin < end:
+                wait_copies()
+                warp_barrier()
+                new_keys(
+                    base, k_cache, v_cache, qkv, k_gain, table, slot_mapping, width, token, key_at, before, tile, begin, end,
+                    i32(1), kv_head, stores, eps,
+                )  # fmt: skip
+                warp_barrier()
+            if waiting:
+                waiting = False
                 queries_of(
                     query_base, qkv, q_gain, table, width, token, before, i32(keys - i32(1)), group, share, i32(kv_head * group),
                     first_pair, pairs, head_dim, eps, who, among,
                 )  # fmt: skip
                 cuda.syncthreads()
-            if first < keys:
+            if tile >= lowest:
                 wait_first_copies()
                 s0, s1, s2, s3 = dots(nothing(), nothing(), nothing(), nothing(), near, u32(near + half), mine, u32(mine + half))
                 if head_dim > i32(64):
                     more = u32(near + u32(1024))
                     rest = u32(mine + u32(1024))
                     s0, s1, s2, s3 = dots(s0, s1, s2, s3, more, u32(more + half), rest, u32(rest + half))
-                ahead = i32(tile + places)
+                ahead = i32(tile - places)
                 entry = ahead_entry
-                if i32(ahead * i32(_KEYS)) < keys:
+                if ahead >= lowest:
                     fetch_tile_keys(mine, k_cache, block_tables, table_row, kv_head, ahead, entry, limit, page_share)
-                    if i32((ahead + places) * i32(_KEYS)) < keys:
-                        ahead_entry = tile_entry(block_tables, table_row, i32(ahead + places), block_size, page_share)
+                    if i32(ahead - places) >= lowest:
+                        ahead_entry = tile_entry(block_tables, table_row, i32(ahead - places), block_size, page_share)
                 else:
                     commit_copies()
                 k0 = i32(first + quad * i32(2))
@@ -195,7 +231,7 @@ def tiles_with(mma: Any, pair: Any, span: Any = all_before, see: Any = visible) 
                 near_total, far_total = near_total * near_keep + ((a + b) + (c + d)), far_total * far_keep + ((e + f) + (h + j))
                 near_top, far_top = near_high, far_high
                 p = (pair(a, b), pair(e, f), pair(c, d), pair(h, j))
-                if tile != place:
+                if begun:
                     o0, o1, o2, o3 = (
                         scaled(o0, near_keep, far_keep),
                         scaled(o1, near_keep, far_keep),
@@ -233,13 +269,14 @@ def tiles_with(mma: Any, pair: Any, span: Any = all_before, see: Any = visible) 
                     u2, u3 = product(u2, p, w[1], x[1], y[1], z[1], even), product(u3, p, w[1], x[1], y[1], z[1], odd)
                     u4, u5 = product(u4, p, w[2], x[2], y[2], z[2], even), product(u5, p, w[2], x[2], y[2], z[2], odd)
                     u6, u7 = product(u6, p, w[3], x[3], y[3], z[3], even), product(u7, p, w[3], x[3], y[3], z[3], odd)
-                if i32(ahead * i32(_KEYS)) < keys:
+                begun = True
+                if ahead >= lowest:
                     at = u32(mine + u32(_VALUES))
                     fetch_tile_values(at, v_cache, block_tables, table_row, kv_head, ahead, entry, limit, page_share)
                 else:
                     commit_copies()
-            tile = i32(tile + places)
-        if i32(place * i32(_KEYS)) < keys:
+            tile = i32(tile - places)
+        if begun:
             near_total, far_total = quad_sum(near_total), quad_sum(far_total)
             if quad == i32(0):
                 at = u32(stat + u32(g * i32(4)))

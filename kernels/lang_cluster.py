@@ -68,6 +68,22 @@ def _read(space: str) -> Any:
 _read_cluster, _read_block = _read("shared::cluster"), _read("shared")
 
 
+def _read_four(space: str) -> Any:
+    def typed(typingctx, address):
+        def codegen(context, builder, sig, args):
+            kind = ir.FunctionType(ir.LiteralStructType([_FLOAT] * 4), [_WORD])
+            text = f"ld.{space}.v4.f32 {{$0, $1, $2, $3}}, [$4];"
+            struct = builder.call(ir.InlineAsm(kind, text, "=f,=f,=f,=f,r,~{memory}", side_effect=True), args)
+            return context.make_tuple(builder, sig.return_type, [builder.extract_value(struct, i) for i in range(4)])
+
+        return signature(types.UniTuple(types.float32, 4), types.uint32), codegen
+
+    return intrinsic(typed)
+
+
+_read_four_cluster, _read_four_block = _read_four("shared::cluster"), _read_four("shared")
+
+
 @intrinsic
 def _element_of_block(typingctx, array, place, rank):
     def codegen(context, builder, sig, args):
@@ -111,12 +127,20 @@ def read_form(address):
     return _read_cluster(address)
 
 
+def read_four_form(address):
+    return _read_four_cluster(address)
+
+
 def own_address_form(address, rank):
     return address
 
 
 def own_read_form(address):
     return _read_block(address)
+
+
+def own_read_four_form(address):
+    return _read_four_block(address)
 
 
 def block_form(array, place, rank):

@@ -88,7 +88,14 @@ def test_block_attention(
     held |= {name: np.float32(case[name]) for name in ("eps", "scale")}
     warp = Warp(warps, blocks)
     parts: dict[str, Any] = {}
-    for name in ("attend_pages_gpu", "attend_heads_gpu", "attend_fold_gpu", "attend_keys_gpu", "block_attend_gpu"):
+    for name in (
+        "attend_pages_gpu",
+        "attend_heads_gpu",
+        "attend_fold_gpu",
+        "attend_keys_gpu",
+        "attend_cluster_gpu",
+        "block_attend_gpu",
+    ):
         parts[name] = gpu_module(name, warp, **parts)
     form = parts["block_attend_gpu"].BLOCK[NUMPY[storage]]
     warp.run(form, *held.values(), np.array([1.0]), np.array([2.0]), np.array([3.0]))

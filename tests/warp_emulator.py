@@ -118,6 +118,10 @@ class Warp:
         value: np.float32 = self._memories[rank][byte // 16 * 16].view(np.float32)[byte % 16 // 4]
         return value
 
+    def read_cluster_four(self, address: Any) -> tuple[np.float32, ...]:
+        assert int(address) % 16 == 0
+        return tuple(self.read_cluster(int(address) + 4 * i) for i in range(4))
+
     def copy16(self, address: Any, array: np.ndarray, offset: Any, size: Any) -> None:
         """Arrives at the wait, not before: a slot that is read too early holds what it held."""
         assert int(address) % 16 == 0
@@ -137,6 +141,21 @@ class Warp:
 
     def read16(self, address: Any) -> Words:
         return tuple(self._memory.get(int(address), np.full(16, 0xFF, np.uint8)).view(np.uint32))  # NaN where nothing was stored
+
+    def read4(self, address: Any) -> np.float32:
+        value: np.float32 = np.array(self.read16(int(address) // 16 * 16), np.uint32).view(np.float32)[int(address) % 16 // 4]
+        return value
+
+    def read_matrices(self, address: Any, *, transposed: bool = False) -> Words:
+        """A word of each of four matrices; NaN where nothing was stored."""
+        assert int(address) % 16 == 0
+        rows = self.combine(address, lambda lane: list(range(LANES)), lambda addresses: addresses)
+        group, quad = divmod(self._local.lane, 4)
+        words = []
+        for i in range(4):
+            matrix = np.array([self.read16(row) for row in rows[8 * i : 8 * i + 8]], np.uint32).view(np.uint16)
+            words.append((matrix.T if transposed else matrix)[group, 2 * quad : 2 * quad + 2].copy().view(np.uint32)[0])
+        return tuple(words)
 
     def write2(self, address: Any, word: Any) -> None:
         slot, byte = divmod(int(address), 16)
@@ -160,6 +179,11 @@ class Warp:
     def broadcast(self, value: Any, source: Any) -> Any:
         """Refuses what Numba has no shuffle for: the common form would be compiled in its place, and yield each lane its own."""
         assert isinstance(value, (np.int32, np.float32)), type(value)
+        return self.combine(value, lambda lane: [int(source)], lambda values: values[0])
+
+    def shfl_sync(self, mask: int, value: Any, source: Any) -> Any:
+        """What lane `source` offers, which each lane chooses for itself."""
+        assert mask == (1 << LANES) - 1
         return self.combine(value, lambda lane: [int(source)], lambda values: values[0])
 
     def combine(self, value: Any, lanes: Callable[[int], list[int]], operation: Callable[..., Any]) -> Any:
@@ -218,6 +242,21 @@ def put16(array: np.ndarray, offset: int, words: Words) -> None:
     """Refuses what `load16` refuses."""
     load16(array, offset)
     array.reshape(-1)[int(offset) :].view(np.uint8)[:16] = np.array(words, np.uint32).view(np.uint8)
+
+
+def load4(array: np.ndarray, offset: int) -> np.uint32:
+    """Refuses odd elements, and those beyond the array."""
+    assert array.itemsize == 2
+    assert int(offset) % 2 == 0, f"element {offset} is not aligned"
+    assert 0 <= int(offset) <= array.size - 2, f"element {offset} is outside {array.shape}"
+    word: np.uint32 = array.reshape(-1)[int(offset) : int(offset) + 2].view(np.uint32)[0]
+    return word
+
+
+def put4(array: np.ndarray, offset: int, word: Any) -> None:
+    """Refuses what `load4` refuses."""
+    load4(array, offset)
+    array.reshape(-1)[int(offset) : int(offset) + 2].view(np.uint32)[0] = word
 
 
 def _eight(array: np.ndarray, offset: int) -> tuple[np.float32, ...]:
@@ -293,6 +332,15 @@ def gpu_module(name: str, warp: Warp, **others: ModuleType) -> ModuleType:
         exp2=np.exp2,
         inverse=lambda value: np.float32(1) / np.float32(value),
     )
+    matrices = ModuleType("kernels.lang_matrix")
+    matrices.__dict__.update(
+        read_matrices=warp.read_matrices,
+        read_transposed=lambda address: warp.read_matrices(address, transposed=True),
+        load4=load4,
+        put4=put4,
+        read4=warp.read4,
+        larger=np.fmax,
+    )
     fast = ModuleType("kernels.lang_fast")
     fast.inverse_root = lambda value: np.float32(1) / np.sqrt(np.float32(value))  # type: ignore[attr-defined]
     overlap = ModuleType("kernels.lang_overlap")
@@ -304,11 +352,13 @@ def gpu_module(name: str, warp: Warp, **others: ModuleType) -> ModuleType:
         cluster_barrier=warp.cluster_barrier,
         cluster_address=warp.cluster_address,
         read_cluster=warp.read_cluster,
+        read_cluster_four=warp.read_cluster_four,
     )
     vectors = ModuleType("kernels.lang_vector")
     vectors.EIGHT = dict.fromkeys(("float32", "uint16", "float16"), _eight)  # type: ignore[attr-defined]
     stand_ins = {"kernels.lang_mma": mma, "kernels.lang": language, "kernels.lang_warp": warps, "kernels.lang_vector": vectors}
     stand_ins |= {"kernels.lang_element": elements, "kernels.lang_fast": fast, "kernels.lang_overlap": overlap}
+    stand_ins["kernels.lang_matrix"] = matrices
     stand_ins |= {f"kernels.{key}": module for key, module in others.items()}
     spec = importlib.util.spec_from_file_location(f"emulated.{name}", Path(kernels.__path__[0]) / f"{name}.py")
     assert spec is not None
