@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from runtime.phase_clock import Phase, PhaseSpan
+from runtime.profile.analysis import Analysis
+from runtime.profile.profile import Profile
 from runtime.profile.trace import Activity, Kind, Mode, Replay, Trace
 
 VERIFY, PROPOSE = "verify[R=1,T=5,q=5]", "propose[R=1]"
@@ -14,6 +16,13 @@ FAMILIES = {"norm_project": "products", "attend": "attention", "ngram_propose": 
 NS = 1000
 STEP, VERIFY_US, PROPOSE_US = 100, 80, 10
 """A step of 100 us: 80 of verify, a gap of 4, 10 of propose, a gap of 6 in which a copy of 2 runs."""
+
+FACTS = {
+    "concurrency": 1,
+    "device": "NVIDIA H200, compute capability 9.0",
+    "model": {"source": "random:tiny", "dtype": "bfloat16"},
+    "copy_bytes_per_s": 40e9,
+}
 
 
 def graph_trace(steps: int = 5, **changes: Any) -> Trace:
@@ -60,3 +69,9 @@ def events_trace(steps: int = 5) -> Trace:
     graph = graph_trace(steps)
     rows = [replace(row, graph=0, launch=0) for row in graph.activities if row.kind is Kind.GRAPH]
     return replace(graph, mode=Mode.EVENTS, activities=rows)
+
+
+def canned_profile() -> Profile:
+    """As `--trace node` on a GPU leaves it."""
+    traces = {Mode.EVENTS: events_trace(), Mode.GRAPH: graph_trace(), Mode.NODE: node_trace()}
+    return Profile({mode: Analysis(replace(trace, facts=FACTS)) for mode, trace in traces.items()})

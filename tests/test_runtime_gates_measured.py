@@ -24,8 +24,7 @@ from runtime.profile.analysis import Analysis
 from runtime.profile.profile import Profile
 from runtime.profile.trace import Kind, Mode, Trace
 from runtime.records import Record
-from tests.canned_traces import NS, graph_trace, node_trace
-from tests.test_profile_session import FACTS, canned
+from tests.canned_traces import FACTS, NS, canned_profile, graph_trace, node_trace
 from tests.tiny_checkpoint import write_tiny_checkpoint
 from tests.tiny_engine import LOOPING, open_tiny
 
@@ -43,7 +42,7 @@ def g4_of(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> Measured:
 
 
 def test_a_device_that_idles_between_replays_is_an_open_gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = g4_of(canned(), monkeypatch)
+    found = g4_of(canned_profile(), monkeypatch)
     verdicts = {axis.name: axis.verdict for axis in found.report.axes}
     assert verdicts == {
         "busy, graph records": Verdict.OPEN_GAP,
@@ -60,7 +59,7 @@ def test_a_device_that_idles_between_replays_is_an_open_gap(monkeypatch: pytest.
 
 
 def test_a_device_without_gaps_satisfies(monkeypatch: pytest.MonkeyPatch) -> None:
-    passes = {**canned().passes, Mode.GRAPH: Analysis(filled(graph_trace())), Mode.NODE: Analysis(filled(node_trace()))}
+    passes = {**canned_profile().passes, Mode.GRAPH: Analysis(filled(graph_trace())), Mode.NODE: Analysis(filled(node_trace()))}
     found = g4_of(Profile(passes), monkeypatch)
     assert found.report.verdict is Verdict.SATISFIED
     assert [axis.value for axis in found.report.axes] == [pytest.approx(100.0), pytest.approx(100.0), pytest.approx(1.0)]
@@ -69,7 +68,7 @@ def test_a_device_without_gaps_satisfies(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_graph_pass_that_was_slowed_is_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = filled(graph_trace())
     stretched = [replace(row, start=row.start + i * NS * 3, end=row.end + i * NS * 3) for i, row in enumerate(slow.activities)]
-    passes = {**canned().passes, Mode.GRAPH: Analysis(replace(slow, activities=stretched))}
+    passes = {**canned_profile().passes, Mode.GRAPH: Analysis(replace(slow, activities=stretched))}
     axes = g4_of(Profile(passes), monkeypatch).report.axes
     assert (axes[2].verdict, axes[2].value) == (Verdict.OPEN_GAP, pytest.approx(0.94))
 

@@ -9,7 +9,7 @@ _ANALYSIS, _CHECKS, _FAMILIES, _INTERVALS = (
 )
 _COMPARE, _STATISTICS, _ARMS = "runtime/compare.py", "runtime/compare_statistics.py", "runtime/compare_arms.py"
 _RECORDS, _PROFILE = "runtime/records.py", "runtime/profile/profile.py"
-_TRACES, _SESSIONS = "tests/test_profile_analysis.py::test_", "tests/test_profile_session.py::test_"
+_TRACES, _REPORTS = "tests/test_profile_analysis.py::test_", "tests/test_profile_report.py::test_"
 _NOT_RAISED = "DID NOT RAISE|AssertionError|assert "
 _TEXT = "no text comes of it: a number is believed that was never measured"
 
@@ -115,7 +115,7 @@ MUTATIONS = (
         _PROFILE,
         "abs(ratio - 1.0) <= TRUE_WITHIN",
         "ratio - 1.0 <= 1 + TRUE_WITHIN",
-        test=_SESSIONS + "a_graph_pass_that_ran_slower_than_the_truth_is_called_not_true",
+        test=_REPORTS + "a_graph_pass_that_ran_slower_than_the_truth_is_called_not_true",
         text=_TEXT,
     ),
     mutation(
