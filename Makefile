@@ -32,7 +32,7 @@ lint: $(VENV)/.lint
 	$(BIN)/mypy
 
 parity: $(VENV)/.parity
-	$(BIN)/python -m pytest tests/parity tests/test_train_smoke.py -m parity
+	$(BIN)/python -m pytest tests/parity tests/train -m parity
 
 slow: $(VENV)/.test
 	$(BIN)/python -m pytest -m slow

@@ -27,6 +27,8 @@ def build_config(settings: DrafterSettings, target: ModelSpec, tokenizer: Tokeni
     outside = [tap for tap in taps if not 0 <= tap < target.num_layers - 1]
     if outside:
         raise ConfigError(f"drafter.taps = {taps}: {outside} outside 0..{target.num_layers - 2}; the last block is no tap")
+    if len(set(taps)) < len(taps):
+        raise ConfigError(f"drafter.taps = {taps}: each block has columns of fc of its own; name distinct blocks")
     mask = settings.mask_token_id
     if mask == "auto":
         mask = begun.get("mask_token_id", _mask_token_id(tokenizer, target.vocab_size))
@@ -113,7 +115,12 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 
 
 def read_tensors(folder: str | Path) -> dict[str, Tensor]:
+    """Every tensor of a drafter. Raises CheckpointError for a file that cannot be read, and for values that are not finite."""
     try:
-        return dict(load_file(Path(folder) / "model.safetensors"))
+        tensors = dict(load_file(Path(folder) / "model.safetensors"))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"drafter.start = {folder}: model.safetensors cannot be read: {error}") from error
+    diverged = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
+    if diverged:
+        raise CheckpointError(f"drafter.start = {folder}: {', '.join(diverged)}: NaN or infinity; begin from another drafter")
+    return tensors
