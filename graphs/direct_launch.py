@@ -68,6 +68,16 @@ def even_share(function: int, blocks: int) -> int:
     return idle
 
 
+def allow_shared(function: int, size: int) -> None:
+    """Let launches of a kernel have so many bytes of dynamic shared memory.
+
+    Raises:
+        DriverError: a block of this GPU has less.
+    """
+    largest = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    _checked(driver.cuFuncSetAttribute(driver.CUfunction(function), largest, size))
+
+
 def _checked(result: tuple[Any, ...]) -> Any:
     status, *values = result
     if status != driver.CUresult.CUDA_SUCCESS:

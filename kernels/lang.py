@@ -49,6 +49,7 @@ class Kernel:
         early: the parameters that it reads before that wait.
         cluster: blocks that work together; a GPU gets as many for each along the first axis of the grid, others get one.
         spread: where launches overlap, no multiprocessor of a GPU takes more of its blocks than an even share.
+        shared: bytes of a GPU's dynamic shared memory, `cuda.shared.array(0, ...)` in the source; others have none.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Kernel:
     early: frozenset[str] = frozenset()
     cluster: int = 1
     spread: bool = False
+    shared: int = 0
 
     def __repr__(self) -> str:
         return f"Kernel({self.name})"
@@ -73,6 +75,7 @@ def kernel(
     early: tuple[str, ...] = (),
     cluster: int = 1,
     spread: bool = False,
+    shared: int = 0,
 ) -> Callable[[_F], Kernel]:
     """Declare a kernel.
 
@@ -85,6 +88,7 @@ def kernel(
         cluster: see Kernel.
         spread: see Kernel. For blocks of one length that fill the GPU once: started early, they would crowd where the launch before
             ends first.
+        shared: see Kernel.
     """
     options = {} if SIMULATED or max_registers is None else {"max_registers": max_registers}
 
@@ -98,7 +102,7 @@ def kernel(
         if early and not overlap:
             raise TypeError(f"{func.__name__}: early = {sorted(early)} means nothing without overlap")
         jit = cuda.jit(func, **options)
-        return Kernel(func.__name__, func, params, frozenset(writes), jit, overlap, frozenset(early), cluster, spread)
+        return Kernel(func.__name__, func, params, frozenset(writes), jit, overlap, frozenset(early), cluster, spread, shared)
 
     return declare
 

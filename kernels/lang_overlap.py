@@ -25,9 +25,14 @@ HOPPER = (9, 0)
 """Compute capability from which on a GPU has clusters and overlapping launches."""
 
 
+def on_hopper() -> bool:
+    """Is the GPU that a kernel is compiled for one that has them?"""
+    return bool(numba_cuda.get_current_device().compute_capability >= HOPPER)
+
+
 def _form(name: str, otherwise: str | None = None) -> Any:
     def choose(*types: Any) -> Any:
-        if numba_cuda.get_current_device().compute_capability >= HOPPER:
+        if on_hopper():
             return getattr(lang_cluster, name)
         return getattr(lang_cluster, otherwise) if otherwise else None
 

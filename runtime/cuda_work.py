@@ -12,7 +12,7 @@ import numpy as np
 
 from graphs import cublas
 from graphs.capture import copy_async, fill_async
-from graphs.direct_launch import DirectLaunch, Word, array_words, even_share
+from graphs.direct_launch import DirectLaunch, Word, allow_shared, array_words, even_share
 from graphs.launch import Array, Grid
 from kernels.lang import Kernel, float32, int32
 from kernels.lang_overlap import HOPPER
@@ -101,8 +101,11 @@ def bind_launch(stream: CudaStream, kernel: Kernel, grid: Grid, block: int, args
     function, (x, y, z) = stream.device.compile(kernel, tuple(types), block), (*_axes(grid), 1, 1)[:3]
     cluster = kernel.cluster if stream.device.facts.compute_capability >= HOPPER else 1
     can_overlap = kernel.overlap and stream.device.overlaps
-    shared = 0
-    if kernel.spread and can_overlap:
+    shared = kernel.shared
+    if shared:
+        with stream.device.reports(f"shared memory of {kernel.name}"):
+            allow_shared(function, shared)
+    elif kernel.spread and can_overlap:
         with stream.device.reports(f"room for {kernel.name}"):
             shared = even_share(function, x * cluster * y * z)
     launch = DirectLaunch(function, (x * cluster, y, z), block, words, cluster, stream.pointer, shared)

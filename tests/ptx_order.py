@@ -45,7 +45,7 @@ def before_wait(kernel: Kernel, ptx: str, signature: str) -> Before:
         if _STORES.match(operation):
             stores.append(line.strip())
         elif _READS.match(operation):
-            address = re.findall(r"\[(%\w+)", operands)[-1]
+            address = re.findall(r"\[(%\w+)", operands)[:2][-1]  # a copy's second; behind it there may be its barrier
             arrays = {pointers[number] for number in sources.get(address, frozenset()) if number in pointers}
             reads |= arrays or {None}
             sources[registers[0]] = frozenset()

@@ -34,6 +34,18 @@ class _Team:
         self.result = np.zeros((16, 8), np.float32)
 
 
+class _CountedBarrier:
+    """Of kernels/lang_bulk.py, in shared memory."""
+
+    def __init__(self, arrivals: int) -> None:
+        self.changed = threading.Condition()
+        self.arrivals, self.arrived, self.announced, self.phase = arrivals, 0, 0, 0
+        self.runs: list[tuple[int, np.ndarray]] = []
+
+    def is_full(self) -> bool:
+        return self.arrived == self.arrivals and sum(len(run) for _, run in self.runs) == self.announced
+
+
 class Warp:
     """One warp, or `warps` in each of `blocks` blocks of a cluster. Every thread must call each collective instruction the same
     number of times, as on the hardware."""
@@ -45,12 +57,17 @@ class Warp:
         self._block_barriers = [threading.Barrier(LANES * warps, timeout=60) for _ in range(blocks)]
         self._cluster_barrier = threading.Barrier(LANES * warps * blocks, timeout=60)
         self._memories: list[dict[int, np.ndarray]] = [{} for _ in range(blocks)]  # shared, by 16 bytes
+        self._engines: list[dict[int, _CountedBarrier]] = [{} for _ in range(blocks)]
         self.products = 0
         self.copies = 0
 
     @property
     def _memory(self) -> dict[int, np.ndarray]:
         return self._memories[self._local.block]
+
+    @property
+    def _engine(self) -> dict[int, _CountedBarrier]:
+        return self._engines[self._local.block]
 
     @property
     def _team(self) -> _Team:
@@ -138,6 +155,46 @@ class Warp:
         while len(self._groups) > newest:
             for address, words in self._groups.pop(0):
                 self._memory[address] = np.array(words, np.uint32).view(np.uint8)
+
+    def barrier_begin(self, barrier: Any, arrivals: Any) -> None:
+        assert int(barrier) % 8 == 0
+        self._engine[int(barrier)] = _CountedBarrier(int(arrivals))
+
+    def barrier_expect(self, barrier: Any, size: Any) -> None:
+        held = self._engine[int(barrier)]
+        with held.changed:
+            held.arrived, held.announced = held.arrived + 1, held.announced + int(size)
+            held.changed.notify_all()
+
+    def copy_run(self, address: Any, array: np.ndarray, offset: Any, size: Any, barrier: Any, policy: Any) -> None:
+        """Its place holds NaN from now on, and the run when the barrier's phase ends: the engine may write at any time between."""
+        assert int(address) % 16 == 0
+        assert int(size) > 0
+        assert int(size) % 16 == 0
+        assert array.flags.c_contiguous
+        start = int(offset) * array.itemsize
+        assert start % 16 == 0
+        run = array.reshape(-1).view(np.uint8)[start : start + int(size)].copy()
+        assert len(run) == int(size), "reads beyond the array"
+        held = self._engine[int(barrier)]
+        with held.changed:
+            held.runs.append((int(address), run))
+            for at in range(int(address), int(address) + len(run), 16):
+                self._memory[at] = np.full(16, 0xFF, np.uint8)
+            held.changed.notify_all()
+
+    def barrier_wait(self, barrier: Any, parity: Any) -> None:
+        held = self._engine[int(barrier)]
+        with held.changed:
+            assert held.changed.wait_for(lambda: held.phase & 1 != int(parity) or held.is_full(), timeout=60)
+            if held.phase & 1 != int(parity):
+                return
+            for address, run in held.runs:
+                for i in range(0, len(run), 16):
+                    self._memory[address + i] = run[i : i + 16]
+            held.arrived, held.announced, held.phase = 0, 0, held.phase + 1
+            held.runs.clear()
+            held.changed.notify_all()
 
     def read16(self, address: Any) -> Words:
         return tuple(self._memory.get(int(address), np.full(16, 0xFF, np.uint8)).view(np.uint32))  # NaN where nothing was stored
@@ -354,9 +411,19 @@ def gpu_module(name: str, warp: Warp, **others: ModuleType) -> ModuleType:
         read_cluster=warp.read_cluster,
         read_cluster_four=warp.read_cluster_four,
     )
+    bulk = ModuleType("kernels.lang_bulk")
+    bulk.__dict__.update(
+        barrier_begin=warp.barrier_begin,
+        barriers_begun=lambda: None,
+        barrier_expect=warp.barrier_expect,
+        barrier_wait=warp.barrier_wait,
+        copy_run=warp.copy_run,
+        evict_first=lambda: np.uint64(0),
+    )
     vectors = ModuleType("kernels.lang_vector")
     vectors.EIGHT = dict.fromkeys(("float32", "uint16", "float16"), _eight)  # type: ignore[attr-defined]
     stand_ins = {"kernels.lang_mma": mma, "kernels.lang": language, "kernels.lang_warp": warps, "kernels.lang_vector": vectors}
+    stand_ins["kernels.lang_bulk"] = bulk
     stand_ins |= {"kernels.lang_element": elements, "kernels.lang_fast": fast, "kernels.lang_overlap": overlap}
     stand_ins["kernels.lang_matrix"] = matrices
     stand_ins |= {f"kernels.{key}": module for key, module in others.items()}

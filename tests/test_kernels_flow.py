@@ -1,0 +1,102 @@
+"""Products whose weights flow, against the oracles of the others: each executor and storage type, ragged shapes, pads that show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernels import oracle_fused as oracle
+from kernels.argmax import NO_TOKEN
+from kernels.flow_head import flow_argmax
+from kernels.flow_project import flow_gate_up, flow_project
+from kernels.head import best_of_stripes
+from tests.fused_cases import EPS, LAUNCHES, STORAGE, check, out_of, wide_args
+from tests.kernel_cases import Launch, floats, live, poisoned, untouched
+from tests.storage_cases import stored
+
+CASES = pytest.mark.parametrize(
+    ("outputs", "depth", "count", "capacity", "parts"),
+    [
+        (16, 64, 1, 3, 1),
+        (24, 512, 3, 3, 1),  # all that a warp can hold
+        (13, 128, 17, 18, 2),  # rows beyond eight, outputs of no whole slab
+        (8, 256, 8, 9, 2),
+        (40, 576, 9, 9, 3),
+        (200, 192, 4, 8, 1),  # many tiles through each ring
+        (100, 1088, 3, 3, 3),  # the last warp has fewer columns
+        (24, 192, 5, 6, 2),
+        (8, 64, 0, 2, 1),
+    ],
+)
+SCALED = pytest.mark.parametrize("scaled", [0, 1], ids=["squares", "scaled"])
+
+
+def flow_case(storage: str, scaled: int, outputs: int, depth: int, count: int, capacity: int, parts: int) -> dict[str, Any]:
+    """scaled: x is the norm itself, so that squares must not matter: they are NaN. Rows of x beyond `count` are NaN."""
+    rows = floats(61, capacity, depth) * 3
+    squares = oracle.squares_of(rows).astype(np.float32)
+    return {
+        "out": out_of(storage, capacity, outputs),
+        "x": stored(poisoned(rows, count), storage),
+        "squares": poisoned(np.full_like(squares, np.nan) if scaled else squares, count),
+        "weight": stored(floats(63, outputs, depth), storage),
+        "eps": EPS,
+        "scaled": scaled,
+        "parts": parts,
+        "num_tokens": live(count),
+    }
+
+
+@LAUNCHES
+@STORAGE
+@SCALED
+@CASES
+def test_flow_project(
+    launch: Launch, storage: str, scaled: int, outputs: int, depth: int, count: int, capacity: int, parts: int
+) -> None:
+    args = flow_case(storage, scaled, outputs, depth, count, capacity, parts)
+    check(launch, flow_project, args, {"out": oracle.norm_project(**wide_args(args))}, storage)
+
+
+@LAUNCHES
+@STORAGE
+@SCALED
+@CASES
+def test_flow_gate_up(
+    launch: Launch, storage: str, scaled: int, outputs: int, depth: int, count: int, capacity: int, parts: int
+) -> None:
+    args = flow_case(storage, scaled, 2 * outputs, depth, count, capacity, parts)
+    args["out"] = out_of(storage, capacity, outputs)
+    check(launch, flow_gate_up, args, {"out": oracle.norm_gate_up(**wide_args(args))}, storage)
+
+
+@LAUNCHES
+@STORAGE
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize(("count", "vocab_size", "padding"), [(1, 21, 3), (3, 140, 0), (17, 13, 8), (9, 60, 4)])
+def test_flow_argmax(launch: Launch, storage: str, parts: int, count: int, vocab_size: int, padding: int) -> None:
+    weight, rows = floats(47, vocab_size + padding, 128), floats(48, count + 1, 128)
+    weight[vocab_size:] *= 1000  # the padding would win
+    weight[[3, vocab_size - 1]] = weight[3] * 4  # ties between columns of different stripes
+    rows[1:count:3, 5] = np.nan  # and so every logit
+    args = {
+        "logits": untouched(count + 1, vocab_size + padding),
+        "best_value": untouched(3, count + 1),
+        "best_column": untouched(3, count + 1, dtype=np.int32),
+        "x": stored(poisoned(rows, count), storage),
+        "weight": stored(weight, storage),
+        "vocab_size": vocab_size,
+        "parts": parts,
+        "num_rows": live(count),
+    }
+    wide = wide_args(args)
+    logits = oracle.project_argmax(wide["logits"], wide["x"], wide["weight"], args["num_rows"])
+    held = check(launch, flow_argmax, args, {}, storage, wide={"logits": logits})
+    out = untouched(count + 1, dtype=np.int32)
+    launch.run(best_of_stripes, out, held["best_value"], held["best_column"], args["num_rows"])
+    best = held["logits"][:count, :vocab_size].argmax(axis=1)
+    best[1::3] = NO_TOKEN
+    np.testing.assert_array_equal(out[:count], best)
+    assert out[count] == -7
