@@ -25,6 +25,8 @@ LONGEST = (
     "sampling_distribution",
     "bench_kernels",
     "dflash_engine",
+    "kernels_block_attention",
+    "kernels_selector",
     "kernels_dflash",
     "smollm2_dflash",
     "runtime_gates",

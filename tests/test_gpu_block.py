@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from kernels import oracle_dflash as oracle
+from tests.block_cases import attend_case, compare_attend, join_case
 from tests.storage_cases import TOLERANCE, widened
-from tests.test_kernels_dflash import attend_case, compare_attend, join_case
 from tests.warp_emulator import Warp, gpu_module, load16
 
 NUMPY = {"float32": "float32", "bfloat16": "uint16", "float16": "float16"}

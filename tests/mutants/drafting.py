@@ -11,6 +11,7 @@ _ATTEND = "kernels/block_attend.py"
 _CONFIG, _SPECULATOR = "runtime/speculators/dflash_config.py", "runtime/speculators/proposers.py"
 
 _KERNELS, _STAGES, _ENGINE = ("tests/test_" + name + ".py::test_" for name in ("kernels_dflash", "dflash_stages", "dflash_engine"))
+_BLOCKS, _SELECTORS = "tests/test_kernels_block_", "tests/test_kernels_selector.py::test_"
 _FIXTURE = _KERNELS + "block_inputs_of_the_public_fixture[cpu-1x1]"
 _STORED = _KERNELS + "store_context[4-7-3-2-6-float32-cpu-1x1]"
 _PAGES = _STAGES + "context_pages[full]"
@@ -18,9 +19,9 @@ _COMMITTED = _STAGES + "only_committed_tokens_have_pages[full]"
 _LAYERS = _STAGES + "layers"
 _PICKED = _STAGES + "hidden_logits_selector_and_drafts"
 _REBUILD = _ENGINE + "pages_equal_a_rebuild_after_every_step"
-_EDGES = _KERNELS + "edge_scores[3-float32-cpu-1x1]"
-_WALK = _KERNELS + "selector_walk[(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)-4-4-cpu-1x1]"
-_DRAWN = _KERNELS + "drafts_are_drawn_from_what_is_said[0.5]"
+_EDGES = _SELECTORS + "edge_scores[3-float32-cpu-1x1]"
+_WALK = _SELECTORS + "selector_walk[(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)-4-4-cpu-1x1]"
+_DRAWN = _SELECTORS + "drafts_are_drawn_from_what_is_said[0.5]"
 
 _LESS = "the drafter guesses from something else: fewer drafts are accepted, and every text is right"
 
@@ -274,7 +275,7 @@ MUTATIONS = (
         _ATTEND,
         "keys = max(context + length, i32(1))",
         "keys = max(context + min(length, i32(1)), i32(1))",
-        test=_KERNELS + "block_attend[0-0-6-8-(64, 129)-(8, 8)-64-float32-cpu-1x1]",
+        test=_BLOCKS + "attention.py::test_block_attend[0-0-6-8-(64, 129)-(8, 8)-64-float32-cpu-1x1]",
         text=_LESS,
     ),
     mutation(
@@ -283,7 +284,7 @@ MUTATIONS = (
         _ATTEND,
         "begin, end = max(position - window + i32(1), i32(0)), min(end, position + window)",
         "begin, end = max(position - window + i32(2), i32(0)), min(end, position + window)",
-        test=_KERNELS + "block_attend[70-0-6-8-(64, 129)-(8, 8)-64-float32-cpu-1x1]",
+        test=_BLOCKS + "attention.py::test_block_attend[70-0-6-8-(64, 129)-(8, 8)-64-float32-cpu-1x1]",
         text=_LESS,
     ),
     # ---- convolutions ------------------------------------------------------------------------------------------------
@@ -293,7 +294,7 @@ MUTATIONS = (
         _CONV,
         "for s in range(min(taps, inside + 1)):",
         "for s in range(min(taps, row + 1)):",
-        test=_KERNELS + "block_conv[2-3-4-0-float32-cpu-1x1]",
+        test=_BLOCKS + "conv.py::test_block_conv[2-3-4-0-float32-cpu-1x1]",
         text="with one request nothing changes; with more, drafts hang on the neighbour in the batch",
     ),
     mutation(
@@ -302,7 +303,7 @@ MUTATIONS = (
         _JOIN,
         "        if inside > i32(0):\n            value += (done_kernel[1, 1, c]",
         "        if row > i32(0):\n            value += (done_kernel[1, 1, c]",
-        test=_KERNELS + "join_conv[3-4-1-float32-cpu-1x1]",
+        test=_BLOCKS + "conv.py::test_join_conv[3-4-1-float32-cpu-1x1]",
         text="as the plain one",
         expects="AssertionError|assert |Mismatch",
     ),
@@ -387,7 +388,7 @@ MUTATIONS = (
         _SELECTOR,
         "position = context_lens[request] + i32(1) + i32(step)",
         "position = context_lens[request] + i32(1)",
-        test=_KERNELS + "selector_walk[(1.0, 0.0, 0.2, 0.7, 5.0, 1.0)-16-5-cpu-1x1]",
+        test=_SELECTORS + "selector_walk[(1.0, 0.0, 0.2, 0.7, 5.0, 1.0)-16-5-cpu-1x1]",
         text="drafts of a step hang together; each of them alone is distributed as it should",
     ),
     # ---- resources ---------------------------------------------------------------------------------------------------
