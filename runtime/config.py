@@ -9,122 +9,31 @@ import re
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, TypeGuard
+from typing import Any, Literal, TypeAlias
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    PlainValidator,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from runtime.config_errors import describe
 from runtime.config_file import merge, parse_override, read_yaml
-from runtime.errors import ConfigError, PromptError, SamplingError
-from runtime.prompts import check_prompt
+from runtime.config_values import (
+    Acceptance,
+    AutoCount,
+    BlockSize,
+    Buckets,
+    DraftCounts,
+    Items,
+    LogitBias,
+    OptionalItems,
+    Prompts,
+    behind_key,
+)
+from runtime.errors import ConfigError, SamplingError
 from runtime.sampling import SamplingParams
-from runtime.sampling_checks import logit_bias
 
-MAX_BLOCK_SIZE = 256
-MAX_DRAFTS = 64
 MOST_WHEN_AUTO = 7
 
 _SCHEME = re.compile(r"(pypi|hf|random):")
-
-
-def _is_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _auto_or_count(value: object) -> int | Literal["auto"]:
-    """`auto` or an integer >= 1. One validator instead of a union, so that a wrong value gets one message."""
-    if value == "auto":
-        return "auto"
-    if _is_count(value):
-        return value
-    raise PydanticCustomError("auto_or_count", "must be auto or an integer >= 1")
-
-
-def _buckets(value: object) -> tuple[int, ...] | Literal["auto"]:
-    if value == "auto":
-        return "auto"
-    sizes = [size for size in value if _is_count(size)] if isinstance(value, list | tuple) else []
-    if not sizes or len(sizes) != len(value):  # type: ignore[arg-type]
-        raise PydanticCustomError("buckets", "must be auto or a list of integers >= 1")
-    return tuple(sorted(set(sizes)))
-
-
-def _block_size(value: object) -> int:
-    if _is_count(value) and value <= MAX_BLOCK_SIZE and not value & (value - 1):
-        return value
-    raise PydanticCustomError("block_size", f"must be a power of two in 1..{MAX_BLOCK_SIZE}")
-
-
-def _is_draft_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_DRAFTS
-
-
-def _draft_counts(value: object) -> int | Literal["auto"] | dict[int, int]:
-    if value == "auto":
-        return "auto"
-    if _is_draft_count(value):
-        return value
-    if isinstance(value, Mapping) and value:
-        # JSON has texts for keys.
-        ranges = {int(least) if isinstance(least, str) and least.isdecimal() else least: k for least, k in value.items()}
-        if all(_is_count(least) for least in ranges) and 1 in ranges and all(_is_draft_count(k) for k in ranges.values()):
-            return dict(sorted(ranges.items()))
-    text = f"must be auto, an integer of 0..{MAX_DRAFTS}, or drafts by the number of requests from 1 on, e.g. {{1: 7, 5: 3, 17: 0}}"
-    raise PydanticCustomError("draft_counts", "{text}", {"text": text})
-
-
-def _acceptance(value: object) -> str:
-    """`real`, or `synthetic:RATE` with a rate of 0..1."""
-    if value == "real":
-        return "real"
-    kind, _, rate = value.partition(":") if isinstance(value, str) else ("", "", "")
-    try:
-        if kind == "synthetic" and 0.0 <= float(rate) <= 1.0:
-            return f"synthetic:{float(rate):g}"
-    except ValueError:
-        pass
-    raise PydanticCustomError("acceptance", "must be real or synthetic:RATE with a rate of 0..1, e.g. synthetic:0.7")
-
-
-def _prompt(value: object) -> object:
-    try:
-        check_prompt(value, "prompt")
-    except PromptError as error:
-        raise PydanticCustomError("prompt", "{text}", {"text": str(error)}) from error
-    return value
-
-
-def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
-    try:
-        return logit_bias(value)
-    except SamplingError as error:
-        raise PydanticCustomError("logit_bias", "{text}", {"text": _behind_key("logit_bias", str(error))}) from error
-
-
-def _behind_key(name: str, text: str) -> str:
-    """A message of SamplingParams, to stand behind the key and its value: what names the same value is left out."""
-    return text.partition(": ")[2] if text.startswith(f"{name} = ") else text
-
-
-AutoCount: TypeAlias = Annotated[int | Literal["auto"], PlainValidator(_auto_or_count)]
-Buckets: TypeAlias = Annotated[tuple[int, ...] | Literal["auto"], PlainValidator(_buckets)]
-# YAML has lists only; the frozen model keeps tuples.
-Items: TypeAlias = Annotated[tuple[Any, ...], Field(strict=False)]  # SamplingParams says what each may be
-OptionalItems: TypeAlias = Annotated[tuple[Any, ...] | None, Field(strict=False)]
-LogitBias: TypeAlias = Annotated[tuple[tuple[int, float], ...], PlainValidator(_logit_bias), PlainSerializer(dict)]
-Prompts: TypeAlias = Annotated[tuple[Annotated[Any, BeforeValidator(_prompt)], ...], Field(strict=False)]
 
 
 class Section(BaseModel):
@@ -178,7 +87,7 @@ class SchedulerConfig(Section):
     max_num_seqs: int = Field(default=8, ge=1, le=4096)
     max_model_len: AutoCount = "auto"
     max_num_batched_tokens: int = Field(default=512, ge=1)
-    block_size: Annotated[int, PlainValidator(_block_size)] = 16
+    block_size: BlockSize = 16
     num_blocks: AutoCount = "auto"
 
 
@@ -187,11 +96,11 @@ class SpeculatorConfig(Section):
 
     method: Literal["none", "ngram", "dflash"] = "none"
     draft_source: str | None = Field(default=None, min_length=1)
-    num_speculative_tokens: Annotated[int | Literal["auto"] | dict[int, int], PlainValidator(_draft_counts)] = 4
+    num_speculative_tokens: DraftCounts = 4
     ngram_min: int = Field(default=1, ge=1)
     ngram_max: int = Field(default=4, ge=1)
     verification: Literal["standard", "block"] = "standard"
-    acceptance: Annotated[str, PlainValidator(_acceptance)] = "real"
+    acceptance: Acceptance = "real"
 
     @property
     def k(self) -> int:
@@ -263,7 +172,7 @@ class SamplingConfig(Section):
         try:
             return getattr(SamplingParams(**{name: value}, **others.get(name, {})), name)
         except SamplingError as error:
-            raise PydanticCustomError("sampling", "{text}", {"text": _behind_key(name, str(error))}) from error
+            raise PydanticCustomError("sampling", "{text}", {"text": behind_key(name, str(error))}) from error
 
     def params(self) -> SamplingParams:
         """The same values as SamplingParams. Raises SamplingError."""

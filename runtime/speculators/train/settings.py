@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from runtime.config import AutoCount, Section
+from runtime.config import Section
 from runtime.config_errors import describe
 from runtime.config_file import merge, parse_override, read_yaml
+from runtime.config_values import AutoCount
 from runtime.errors import ConfigError
 
 Temperatures = Annotated[tuple[float, ...], Field(strict=False, min_length=1)]
