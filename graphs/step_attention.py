@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from graphs.arrays import LayerArrays
 from graphs.launch import Array
 from graphs.ops import ForwardPass
-from kernels.attend import attend_rows
+from kernels.attend import BLOCK_PAIRS, attend_rows
 from kernels.attend_step import CLUSTER, PAIRS, WARPS, attend_step, norm_attend_step
 from kernels.rotate import norm_rotate_store, rotate_store
 
@@ -23,6 +23,14 @@ CLUSTERS = (CLUSTER, CLUSTER // 2, CLUSTER // 4)
 _PLAIN = {size: replace(attend_step, cluster=size) for size in CLUSTERS}
 _NORMED = {size: replace(norm_attend_step, cluster=size) for size in CLUSTERS}
 
+_ROW_BLOCKS = 396
+"""Of a larger step: three on each multiprocessor."""
+
+ROW_CLUSTERS = (4, 2, 1)
+"""Blocks that share the keys of a tile of pairs of a larger step, whose few tiles would not fill the GPU."""
+
+_ROWS = {size: replace(attend_rows, cluster=size) for size in ROW_CLUSTERS}
+
 FEW_ROWS = 128
 """Rows of a step up to which it is one launch: each tile of pairs rotates the keys of its request's earlier rows anew."""
 
@@ -35,6 +43,16 @@ def pair_tiles(rows: int, num_heads: int, num_kv_heads: int) -> int:
 def cluster_blocks(tiles: int) -> int:
     """Blocks that share the keys of each of so many tiles of pairs."""
     return next((size for size in CLUSTERS if size * tiles <= _BLOCKS), CLUSTERS[-1])
+
+
+def row_tiles(rows: int, requests: int, num_heads: int, num_kv_heads: int) -> int:
+    """Tiles of so many rows of so many requests at most: the last of each request may not be full."""
+    return -(-rows * (num_heads // num_kv_heads) // BLOCK_PAIRS) + requests - 1
+
+
+def row_cluster_blocks(tiles: int) -> int:
+    """Blocks that share the keys of each of so many tiles of a larger step."""
+    return next((size for size in ROW_CLUSTERS if size * tiles <= _ROW_BLOCKS), 1)
 
 
 @dataclass(frozen=True)
@@ -91,8 +109,9 @@ class StepAttention:
     def _rows(self, run: ForwardPass, layer: LayerArrays) -> None:
         shape, tokens, inputs = run.model.shape, run.num_tokens, run.step.inputs
         heads, kv_heads = shape.num_heads, shape.num_kv_heads
-        grid = (pair_tiles(tokens, heads, kv_heads), kv_heads, run.most_requests)
+        tiles = row_tiles(tokens, run.most_requests, heads, kv_heads)
+        kernel = _ROWS[row_cluster_blocks(tiles * kv_heads)]
         arrays = (run.scratch.attention[:tokens], self.query[:tokens], layer.k_cache, layer.v_cache)
         where = (run.state.block_tables, run.step.positions[:tokens], inputs.idx_mapping, inputs.query_start_loc, heads)
         scale = float(shape.head_dim) ** -0.5
-        run.launch.launch(attend_rows, grid, THREADS, *arrays, *where, scale, inputs.num_requests)
+        run.launch.launch(kernel, (tiles, kv_heads), THREADS, *arrays, *where, scale, inputs.num_requests)

@@ -6,16 +6,24 @@ running softmax (FlashAttention, Dao, Fu, Ermon, Rudra and Ré, 2022).
 
 from __future__ import annotations
 
+from typing import Any
+
 from kernels.attend_tile import PAIRS, RING, SLAB, attend_scores, attend_values, fetch_keys, fetch_values
 from kernels.exponential import exp
-from kernels.lang import NEG_INF, cuda, device_function, f32, i32, kernel
+from kernels.lang import NEG_INF, SIMULATED, cuda, device_function, f32, i32, kernel
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_storage import narrow
-from kernels.lang_warp import lane, warp_max, warp_size, warp_sum
+from kernels.lang_warp import lane, primitive, warp_max, warp_size, warp_sum
 from kernels.project import ceil_div, divide
+
+if not SIMULATED:
+    import kernels.attend_rows_gpu as attend_rows_gpu
 
 CHUNK_KEYS = 64
 """Keys of a chunk: its keys and values fit into shared memory together."""
+
+BLOCK_PAIRS = 64
+"""Pairs that a block of the GPU's form takes: sixteen of each of four warps."""
 
 MAX_HEAD_DIM = 128
 """Longest head: a block's sums, and the keys and values that are under way to it, fill its shared memory."""
@@ -60,40 +68,37 @@ def chunk_total(sums, parts, slabs, p, d):
     return total
 
 
-@kernel(writes=("out",), overlap=True)
-def attend_rows(
-    out, query, k_cache, v_cache, block_tables, positions, idx_mapping, query_start_loc, num_heads, scale, num_requests
-):
-    """out[t, h] = softmax(scale * q[t, h] . K) V over the keys 0..positions[t] of the row's request, for the live requests.
+def _gpu_rows(out: Any, query: Any, k_cache: Any, *rest: Any) -> Any:
+    return attend_rows_gpu.ROWS.get(str(k_cache.dtype)) if str(query.dtype) == str(k_cache.dtype) else None
 
-    The rows fill the GPU, so keys are not split and nothing is combined. Keys and values are read once for every sixteen pairs,
-    mostly from L2.
 
-    Args:
-        out: [T, nh * hd], any storage type.
-        query: [T, nh * hd], rotated queries.
-        k_cache, v_cache: [blocks, block_size, nkv, hd], the step's own keys included (kernels/rotate.py); hd <= MAX_HEAD_DIM.
-        block_tables: int32 [N, B]; an entry below 0 is read as block 0 (its row is thrown away).
-        positions: int32 [T], ascending within a request.
-        idx_mapping: int32 [R], slot of a request.
-        query_start_loc: int32 [R + 1], rows of request r: query_start_loc[r] .. query_start_loc[r + 1].
-        num_heads: int32.
-        scale: float32.
-        num_requests: int32 [1], live requests.
+def _gpu_has_rows(query: Any, k_cache: Any) -> Any:
+    return attend_rows_gpu.yes if _gpu_rows(None, query, k_cache) else None
 
-    Launch: grid (n, kv heads, requests) for any n, about rows * group / 16, four warps. Block-wide barriers are reached by all its
-    threads. Safe under capture. Oracle: oracle_fused.attend.
+
+@primitive(_gpu_has_rows)
+def has_tensor_rows(query, k_cache):
+    """Does `tensor_rows` do all the work?"""
+    return False
+
+
+@primitive(_gpu_rows)
+def tensor_rows(
+    out, query, k_cache, v_cache, block_tables, positions, idx_mapping, query_start_loc, num_heads, scale, num_requests, keys,
+    values, stats,
+):  # fmt: skip
+    """What `attend_requests` does, on a GPU with queries and a cache in 16 bits, for hd = 64 or 128; nothing elsewhere.
+
+    keys, values: float32 shared [RING]; stats: float32 shared [PAIRS * CHUNK_KEYS].
     """
-    scores = cuda.shared.array(_SCORES, f32)
-    sums = cuda.shared.array(RING, f32)
-    value_ring = cuda.shared.array(RING, f32)
-    largest = cuda.shared.array(PAIRS, f32)
-    normalizer = cuda.shared.array(PAIRS, f32)
-    running = cuda.shared.array(_RUNNING, f32)
-    running_largest = cuda.shared.array(PAIRS, f32)
-    running_normalizer = cuda.shared.array(PAIRS, f32)
-    wait_for_launches()
-    let_next_launch_start()
+
+
+@device_function
+def attend_requests(
+    out, query, k_cache, v_cache, block_tables, positions, idx_mapping, query_start_loc, num_heads, scale, num_requests, scores,
+    sums, value_ring, largest, normalizer, running, running_largest, running_normalizer,
+):  # fmt: skip
+    """What the kernel does where there is no `tensor_rows`, in its shared memory."""
     num_kv_heads, head_dim = i32(k_cache.shape[2]), i32(k_cache.shape[3])
     group = divide(num_heads, num_kv_heads)
     tid = i32(cuda.threadIdx.x)
@@ -216,3 +221,49 @@ def attend_rows(
                 first_pair += i32(cuda.gridDim.x * PAIRS)
             kv_head += i32(cuda.gridDim.y)
         request += i32(cuda.gridDim.z)
+
+
+@kernel(writes=("out",), overlap=True)
+def attend_rows(
+    out, query, k_cache, v_cache, block_tables, positions, idx_mapping, query_start_loc, num_heads, scale, num_requests
+):
+    """out[t, h] = softmax(scale * q[t, h] . K) V over the keys 0..positions[t] of the row's request, for the live requests.
+
+    The rows fill the GPU, so keys are not split and nothing is combined. Keys and values are read once for every sixteen pairs,
+    mostly from L2.
+
+    Args:
+        out: [T, nh * hd], any storage type.
+        query: [T, nh * hd], rotated queries.
+        k_cache, v_cache: [blocks, block_size, nkv, hd], the step's own keys included (kernels/rotate.py); hd <= MAX_HEAD_DIM.
+        block_tables: int32 [N, B]; an entry below 0 is read as block 0 (its row is thrown away).
+        positions: int32 [T], ascending within a request.
+        idx_mapping: int32 [R], slot of a request.
+        query_start_loc: int32 [R + 1], rows of request r: query_start_loc[r] .. query_start_loc[r + 1].
+        num_heads: int32.
+        scale: float32.
+        num_requests: int32 [1], live requests.
+
+    Launch: grid (n, kv heads, requests) for any n, about rows * group / 16, four warps. Block-wide barriers are reached by all its
+    threads. Safe under capture. Oracle: oracle_fused.attend.
+    """
+    scores = cuda.shared.array(_SCORES, f32)
+    sums = cuda.shared.array(RING, f32)
+    value_ring = cuda.shared.array(RING, f32)
+    largest = cuda.shared.array(PAIRS, f32)
+    normalizer = cuda.shared.array(PAIRS, f32)
+    running = cuda.shared.array(_RUNNING, f32)
+    running_largest = cuda.shared.array(PAIRS, f32)
+    running_normalizer = cuda.shared.array(PAIRS, f32)
+    wait_for_launches()
+    let_next_launch_start()
+    if has_tensor_rows(query, k_cache):
+        tensor_rows(
+            out, query, k_cache, v_cache, block_tables, positions, idx_mapping, query_start_loc, num_heads, scale, num_requests,
+            sums, value_ring, scores,
+        )  # fmt: skip
+    else:
+        attend_requests(
+            out, query, k_cache, v_cache, block_tables, positions, idx_mapping, query_start_loc, num_heads, scale, num_requests,
+            scores, sums, value_ring, largest, normalizer, running, running_largest, running_normalizer,
+        )  # fmt: skip
