@@ -27,7 +27,12 @@ def gates(
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="The whole matrix instead of a sample of it: many minutes.")] = False,
     schedules: Annotated[
-        bool, typer.Option("--schedules", help="Every speculator, k, batch and policy under eager, lazy and 20 random schedules.")
+        bool,
+        typer.Option(
+            "--schedules",
+            help="Every speculator with its k under eager, lazy and 20 random schedules, in batches and policies that change; "
+            "with --full in every batch and policy.",
+        ),
     ] = False,
     case: Annotated[
         list[str] | None, typer.Option("--case", metavar="CASE", help="One case, as a report writes it; may be repeated.")
@@ -35,6 +40,9 @@ def gates(
     device: Annotated[
         Literal["cpu", "cuda"], typer.Option(help="Of G1 and G2. cuda: on the first GPU, whose order of work no schedule decides.")
     ] = "cpu",
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes that play the cases on a CPU; default: as many as there are usable cores.")
+    ] = None,
     config: Annotated[str, typer.Option(metavar="CONFIG", help="What G3 and G4 measure.")] = DEFAULT_CONFIG,
     set_: Overrides = None,
     record: Annotated[
@@ -55,8 +63,8 @@ def gates(
         chosen = list(dict.fromkeys(name.upper() for name in names or PROVED))
         if unknown := [name for name in chosen if name not in PROVED + MEASURED]:
             raise ConfigError(f"gate = {unknown[0]}: must be one of {', '.join(PROVED + MEASURED)}")
-        if sum((full, schedules, bool(case))) > 1:
-            raise ConfigError("gates: --full, --schedules and --case exclude each other; give one of them")
+        if case and (full or schedules):
+            raise ConfigError("gates: --case names what to run; --full and --schedules cannot choose beside it")
         if not set(chosen) & set(MEASURED) and (record is not None or set_ or config != DEFAULT_CONFIG):
             raise ConfigError("gates: --config, --set and --record belong to what is measured; name G3 or G4")
         if record is not None:
@@ -64,7 +72,7 @@ def gates(
         reports: list[GateReport] = []
         proved = [name for name in chosen if name in PROVED]
         if proved:
-            reports += _prove(proved, full=full, schedules=schedules, case=case, device=device, quiet=quiet)
+            reports += _prove(proved, full=full, schedules=schedules, case=case, device=device, workers=workers, quiet=quiet)
         for name in (name for name in chosen if name in MEASURED):
             found = _measure(name, config, set_, quiet)
             reports.append(found.report if isinstance(found, Measured) else found)
@@ -84,16 +92,25 @@ def gates(
 
 
 def _prove(
-    names: list[str], *, full: bool, schedules: bool, case: list[str] | None, device: str, quiet: bool
+    names: list[str],
+    *,
+    full: bool,
+    schedules: bool,
+    case: list[str] | None,
+    device: str,
+    workers: int | None,
+    quiet: bool,
 ) -> list[GateReport]:
     from graphs.cpu_executor import CpuExecutor
     from runtime.device import open_device
     from runtime.gates.case import Case
     from runtime.gates.gates import run_gate
-    from runtime.gates.matrix import scheduled
+    from runtime.gates.matrix import covering, scheduled
     from runtime.gates.toy_engine import OnGpu, Venue
 
-    cases = [Case.parse(text) for text in case] if case else list(scheduled()) if schedules else None
+    cases = [Case.parse(text) for text in case] if case else None
+    if schedules:
+        cases = list(scheduled() if full else covering())
     venue: Venue = CpuExecutor()
     if device == "cuda":
         # Opened before the first case: a machine without a usable GPU is one error, not one for each case.
@@ -102,7 +119,7 @@ def _prove(
     bars, reports = silent_bar if quiet else progress_bar, []
     for name in names:
         with bars(name, "cases") as advance:
-            reports.append(run_gate(name, venue, cases=cases, everything=full, progress=advance))
+            reports.append(run_gate(name, venue, cases=cases, everything=full, progress=advance, workers=workers))
     return reports
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -13,9 +16,11 @@ from runtime.gates import g1, g2, gates
 from runtime.gates.case import Case
 from runtime.gates.emit_budget import emission_cases
 from runtime.gates.gates import run_gate
+from runtime.gates.matrix import covering
+from runtime.gates.play import WORTH_A_PROCESS, default_workers
 from runtime.gates.table import render_reports
 from runtime.gates.verdict import Verdict
-from tests.gate_reports import SPECULATIVE, report_of
+from tests.gate_reports import EXECUTOR, SPECULATIVE, report_of
 
 
 def test_the_command_is_green_for_a_case() -> None:
@@ -54,6 +59,7 @@ def test_the_command_refuses_what_it_does_not_know() -> None:
     refused = [
         (["G7"], "gate = G7: must be one of G1, G2"),
         (["--case", "k=2"], "case: k = 2"),
+        (["--case", "k=3", "--schedules"], "--full and --schedules cannot choose beside it"),
         (["G1", "--record", "here"], "--record belong to what is measured; name G3 or G4"),
         (["--set", "device=cuda"], "name G3 or G4"),
         (["G3", "--record", "/dev/null/here"], "--record /dev/null/here: cannot be written"),
@@ -73,6 +79,21 @@ def test_the_whole_engine_thread_by_thread() -> None:
     for gate in ("G1", "G2"):
         report = run_gate(gate, SimulatorExecutor(max_threads=4), cases=[case])
         assert report.verdict is Verdict.SATISFIED, render_reports([report])
+
+
+def test_processes_say_what_one_says() -> None:
+    """Checks, findings and figures in the same order, whoever played the cases; one of them cannot be played."""
+    cases = [*itertools.islice(covering(), 0, None, 90), replace(SPECULATIVE, k=-1), replace(SPECULATIVE, seed=11)]
+    here, apart = (run_gate("G1", EXECUTOR, cases=cases, workers=workers).as_dict() for workers in (1, 2))
+    seconds = [report["figures"].pop("seconds") for report in (here, apart)]
+    assert here == apart
+    assert [(finding["axis"], finding["case"]) for finding in here["findings"]] == [("runs to its end", str(cases[-2]))]
+    assert min(seconds) > 0
+
+
+def test_few_cases_are_played_in_this_process() -> None:
+    assert default_workers(1) == default_workers(WORTH_A_PROCESS) == 1
+    assert 1 <= default_workers(10_000) <= (os.cpu_count() or 1)
 
 
 def test_g2_without_speculation_is_not_measured() -> None:

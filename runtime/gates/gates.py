@@ -10,9 +10,9 @@ from dataclasses import replace
 from runtime.errors import ConfigError
 from runtime.gates import g1, g2
 from runtime.gates.case import Case
-from runtime.gates.case_run import CaseRun, run_case
 from runtime.gates.emit_budget import emission_cases, measure_emission
 from runtime.gates.matrix import full, pairwise, sampled
+from runtime.gates.play import default_workers, play_apart, play_case
 from runtime.gates.toy_engine import OnGpu, Venue
 from runtime.gates.verdict import Axis, GateReport, Ledger
 from runtime.runner import Runner
@@ -39,6 +39,7 @@ def run_gate(
     everything: bool = False,
     progress: Progress = lambda done, total: None,
     runner_type: type[Runner] = Runner,
+    workers: int | None = 1,
 ) -> GateReport:
     """Run one gate.
 
@@ -48,6 +49,8 @@ def run_gate(
         cases: these only; the demands that only a whole matrix can meet are left out then.
         everything: the full matrix instead of a sample.
         runner_type: see runtime.gates.toy_engine.open_toy.
+        workers: processes that play the cases, None for as many as are worth it; more than 1 only on the virtual device, with the
+            runner as it is.
 
     Raises:
         ConfigError: no gate of that name.
@@ -65,12 +68,14 @@ def run_gate(
     emissions = emission_cases() if gate == "G1" and cases is None else []
     began = time.perf_counter()
     ledger, coverage, paths = Ledger(), Counter[str](), Counter[str]()
-    for number, case in enumerate(chosen):
+    workers = default_workers(len(chosen)) if workers is None else workers
+    apart = workers > 1 and runner_type is Runner and not isinstance(executor, OnGpu)
+    here = (play_case(gate, case, executor, runner_type) for case in chosen)
+    for number, one in enumerate(play_apart(gate, chosen, workers) if apart else here):
         progress(number, len(chosen) + len(emissions))
-        run = _checked(gate, case, executor, ledger, runner_type)
-        if run is not None:
-            coverage += run.coverage
-            paths += Counter(late=run.paths.collected_late, at_once=run.paths.collected_at_once, steps=len(run.steps))
+        ledger.add(one.ledger)
+        coverage += one.coverage
+        paths += one.paths
     lengths: list[float] = []
     for number, case in enumerate(emissions):
         progress(len(chosen) + number, len(chosen) + len(emissions))
@@ -92,18 +97,6 @@ def _nothing_to_compare() -> GateReport:
     reason = "no case has drafts (k = 0), and G2 compares drafts: name one with k > 0, or run G1"
     figures = {"cases": 0, "seconds": 0.0}
     return GateReport("G2", g2.TITLE, (Axis("cases with drafts", None, 1.0, reason),), (), figures)
-
-
-def _checked(gate: str, case: Case, executor: Venue, ledger: Ledger, runner_type: type[Runner]) -> CaseRun | None:
-    """Run a case and check it. An error of the engine is a failure of the case, and the other cases still run."""
-    try:
-        run = run_case(case, executor, tapes=gate == "G2", runner_type=runner_type)
-        (g1.check_g1 if gate == "G1" else g2.check_g2)(run, ledger)
-    except Exception as error:
-        ledger.check("runs to its end", False, case, f"{type(error).__name__}: {error}")
-        return None
-    ledger.check("runs to its end", True, case, "")
-    return run
 
 
 def _axes(gate: str, ledger: Ledger, coverage: Counter[str], *, whole: bool) -> tuple[Axis, ...]:

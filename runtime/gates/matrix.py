@@ -61,15 +61,36 @@ def full() -> Iterator[Case]:
 def scheduled(num_random: int = 20) -> Iterator[Case]:
     """Every combination of speculator, k, batch and policy under the eager, the lazy and `num_random` random schedules; the other
     axes are drawn once for each combination. A random schedule brings its own seed, which draws prompts and limits anew too."""
+    for variant in _by_variant():
+        for case in variant:
+            yield from (_under(case, schedule) for schedule in range(2 + num_random))
+
+
+def covering(num_random: int = 20) -> Iterator[Case]:
+    """Some of `scheduled`: each speculator with its k meets each schedule once, in another batch and policy every time. They hold
+    every pair of values of these four axes, every combination that leaves the schedule out, and every one without speculator and k."""
+    for number, variant in enumerate(_by_variant()):
+        for schedule in range(2 + num_random):
+            yield _under(variant[(number + schedule) % len(variant)], schedule)
+
+
+def _by_variant() -> list[list[Case]]:
+    """The combinations of speculator, k, batch and policy by speculator and k, the other axes drawn."""
     names = ("speculator", "k", "batch", "policy")
+    variants: dict[tuple[Any, Any], list[Case]] = {}
     for number, values in enumerate(itertools.product(*(AXES[name] for name in names))):
         chosen = dict(zip(names, values, strict=True))
         if _possible(chosen):
             case = _completed(chosen, random.Random(f"scheduled {number}"), number)
-            yield replace(case, schedule="eager")
-            yield replace(case, schedule="lazy")
-            for seed in range(num_random):
-                yield replace(case, schedule="random", seed=case.seed + 1000 * seed)
+            variants.setdefault((case.speculator, case.k), []).append(case)
+    return list(variants.values())
+
+
+def _under(case: Case, schedule: int) -> Case:
+    """0: eager, 1: lazy, from 2 on a random one."""
+    if schedule < 2:
+        return replace(case, schedule=("eager", "lazy")[schedule])
+    return replace(case, schedule="random", seed=case.seed + 1000 * (schedule - 2))
 
 
 def _case_with(pair: Pair, draw: random.Random, seed: int) -> Case:

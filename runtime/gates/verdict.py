@@ -50,6 +50,11 @@ class Ledger:
         if not holds:
             self.findings.append(Finding(axis, message, str(case)))
 
+    def add(self, other: Ledger) -> None:
+        """What was checked elsewhere counts as if it had been checked here."""
+        self.checked += other.checked
+        self.findings += other.findings
+
 
 @dataclass(frozen=True)
 class Axis:
