@@ -68,7 +68,7 @@ def scheduled(num_random: int = 20) -> Iterator[Case]:
 
 def covering(num_random: int = 20) -> Iterator[Case]:
     """Some of `scheduled`: each speculator with its k meets each schedule once, in another batch and policy every time. They hold
-    every pair of values of these four axes, every combination that leaves the schedule out, and every one without speculator and k."""
+    every pair of values of these axes, every combination that leaves the schedule out, and every one without speculator and k."""
     for number, variant in enumerate(_by_variant()):
         for schedule in range(2 + num_random):
             yield _under(variant[(number + schedule) % len(variant)], schedule)
