@@ -11,9 +11,10 @@ from kernels import oracle_fused as oracle
 from kernels.argmax import NO_TOKEN
 from kernels.flow_head import flow_argmax
 from kernels.flow_project import flow_gate_up, flow_project
+from kernels.flow_residual import flow_residual, flow_residual_tap
 from kernels.head import best_of_stripes
 from tests.fused_cases import EPS, LAUNCHES, STORAGE, check, out_of, wide_args
-from tests.kernel_cases import Launch, floats, live, poisoned, untouched
+from tests.kernel_cases import Launch, floats, guarded, live, poisoned, untouched
 from tests.storage_cases import stored
 
 CASES = pytest.mark.parametrize(
@@ -72,6 +73,38 @@ def test_flow_gate_up(
     check(launch, flow_gate_up, args, {"out": oracle.norm_gate_up(**wide_args(args))}, storage)
 
 
+def residual_case(storage: str, outputs: int, depth: int, count: int, capacity: int, parts: int) -> dict[str, Any]:
+    return {
+        "residual": guarded(floats(34, capacity, outputs), count),
+        "normed": out_of(storage, capacity, outputs),
+        "squares": untouched(capacity, -(-outputs // 8)),
+        "x": stored(poisoned(floats(35, capacity, depth), count), storage),
+        "weight": stored(floats(36, outputs, depth), storage),
+        "gain": floats(37, outputs),
+        "parts": parts,
+        "num_tokens": live(count),
+    }
+
+
+@LAUNCHES
+@STORAGE
+@CASES
+def test_flow_residual(launch: Launch, storage: str, outputs: int, depth: int, count: int, capacity: int, parts: int) -> None:
+    args = residual_case(storage, outputs, depth, count, capacity, parts)
+    residual, normed, squares = oracle.project_residual(**wide_args(args))
+    check(launch, flow_residual, args, {"normed": normed}, storage, wide={"residual": residual, "squares": squares})
+
+
+@LAUNCHES
+@pytest.mark.parametrize("storage", ["bfloat16", "float32"])
+def test_flow_residual_to_a_tap(launch: Launch, storage: str) -> None:
+    """As without; the columns beside those of the tap are another's."""
+    args = {**residual_case(storage, 20, 128, 9, 10, 2), "features": out_of(storage, 10, 27), "column": 3}
+    residual, normed, squares, features = oracle.project_residual_tap(**wide_args(args))
+    wide = {"residual": residual, "squares": squares}
+    check(launch, flow_residual_tap, args, {"normed": normed, "features": features}, storage, wide)
+
+
 @LAUNCHES
 @STORAGE
 @pytest.mark.parametrize("parts", [1, 2])
@@ -81,7 +114,7 @@ def test_flow_argmax(launch: Launch, storage: str, parts: int, count: int, vocab
     weight[vocab_size:] *= 1000  # the padding would win
     weight[[3, vocab_size - 1]] = weight[3] * 4  # ties between columns of different stripes
     rows[1:count:3, 5] = np.nan  # and so every logit
-    args = {
+    args: dict[str, Any] = {
         "logits": untouched(count + 1, vocab_size + padding),
         "best_value": untouched(3, count + 1),
         "best_column": untouched(3, count + 1, dtype=np.int32),
