@@ -36,17 +36,23 @@ def inverse_width(head_dim):
 
 
 @device_function
-def turned(x, gain, gains, angles, head_dim, eps):
-    """A head normalised (gain None: not) and rotated: the operations of kernels/rotate.py in their order. By a whole warp."""
-    a, b, c, d = x
+def scale_of(x, gain, head_dim, eps):
+    """1 / rms of a head, or 1 where a model has no norm of heads (gain None). By a whole warp."""
     scale = f32(1.0)
     if gain is not None:
         squares = f32(0.0)
-        squares += a * a
-        squares += c * c
-        squares += b * b
-        squares += d * d
+        squares += x[0] * x[0]
+        squares += x[2] * x[2]
+        squares += x[1] * x[1]
+        squares += x[3] * x[3]
         scale = inverse_root(warp_sum(squares) * inverse_width(head_dim) + eps)
+    return scale
+
+
+@device_function
+def turned(x, scale, gain, gains, angles):
+    """A head normalised by its `scale_of` and rotated: the operations of kernels/rotate.py in their order."""
+    a, b, c, d = x
     a, b, c, d = a * scale, b * scale, c * scale, d * scale
     if gain is not None:
         a, b, c, d = a * gains[0], b * gains[1], c * gains[2], d * gains[3]
@@ -148,7 +154,8 @@ def new_keys_with(pair: Any) -> Any:
             x0, x1 = head_of(qkv, i32(here + key_at), head_dim), head_of(qkv, i32(there + key_at), head_dim)
             v0, v1 = head_of(qkv, i32(here + value_at), head_dim), head_of(qkv, i32(there + value_at), head_dim)
             t0, t1 = head_of(table, i32(key * head_dim), head_dim), head_of(table, i32(other * head_dim), head_dim)
-            k0, w0 = words(turned(x0, k_gain, gains, t0, head_dim, eps)), words(v0)
+            c0, c1 = scale_of(x0, k_gain, head_dim, eps), scale_of(x1, k_gain, head_dim, eps)
+            k0, w0 = words(turned(x0, c0, k_gain, gains, t0)), words(v0)
             at, row = tile_at(base, tile, key), i32(key & i32(_KEYS - 1))
             put_row(at, row, head_dim, k0)
             put_value(u32(at + u32(_VALUES)), row, head_dim, w0)
@@ -156,7 +163,7 @@ def new_keys_with(pair: Any) -> Any:
                 store_head(k_cache, entry, kv_head, head_dim, k0)
                 store_head(v_cache, entry, kv_head, head_dim, w0)
             if other > key:
-                k1, w1 = words(turned(x1, k_gain, gains, t1, head_dim, eps)), words(v1)
+                k1, w1 = words(turned(x1, c1, k_gain, gains, t1)), words(v1)
                 at, row = tile_at(base, tile, other), i32(other & i32(_KEYS - 1))
                 put_row(at, row, head_dim, k1)
                 put_value(u32(at + u32(_VALUES)), row, head_dim, w1)
@@ -195,13 +202,15 @@ def queries_with(pair: Any) -> Any:
             t1 = head_of(table, i32(min(i32(before + r1), last_key) * head_dim), head_dim)
             t2 = head_of(table, i32(min(i32(before + r2), last_key) * head_dim), head_dim)
             t3 = head_of(table, i32(min(i32(before + r3), last_key) * head_dim), head_dim)
-            put_row(base, p, head_dim, words(turned(x0, gain, gains, t0, head_dim, eps)))
+            c0, c1 = scale_of(x0, gain, head_dim, eps), scale_of(x1, gain, head_dim, eps)
+            c2, c3 = scale_of(x2, gain, head_dim, eps), scale_of(x3, gain, head_dim, eps)
+            put_row(base, p, head_dim, words(turned(x0, c0, gain, gains, t0)))
             if p1 < pairs:
-                put_row(base, p1, head_dim, words(turned(x1, gain, gains, t1, head_dim, eps)))
+                put_row(base, p1, head_dim, words(turned(x1, c1, gain, gains, t1)))
             if p2 < pairs:
-                put_row(base, p2, head_dim, words(turned(x2, gain, gains, t2, head_dim, eps)))
+                put_row(base, p2, head_dim, words(turned(x2, c2, gain, gains, t2)))
             if p3 < pairs:
-                put_row(base, p3, head_dim, words(turned(x3, gain, gains, t3, head_dim, eps)))
+                put_row(base, p3, head_dim, words(turned(x3, c3, gain, gains, t3)))
             p = i32(p + i32(i32(4) * among))
 
     return queries
