@@ -9,7 +9,6 @@ from graphs.key import GraphKey
 from graphs.launch import Array, Launcher
 from graphs.logits_processing import record_counting, record_processing
 from graphs.sampling_state import DraftDistribution, RequestLists, SamplingScratch, VerificationScratch
-from kernels.degenerate import publish_degenerate
 from kernels.random import TILE
 from kernels.reject import BLOCK, STANDARD, accept_drafts
 from kernels.reject_residual import emit_drawn, residual_stripes
@@ -112,7 +111,7 @@ class Sampler:
             live,
         )
         picks = scratch.picks[:num_logits]
-        launch.launch(pick_rows, num_logits, ROW_THREADS, picks, scratch.degenerate[:num_logits], *best, live)
+        launch.launch(pick_rows, num_logits, ROW_THREADS, picks, *best, live)
         return picks
 
     def record_verification(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays, num_logits: int) -> None:
@@ -128,7 +127,7 @@ class Sampler:
         sums = (verified.stripe_max, verified.stripe_sum, verified.stripe_column)
         grid = num_logits, min(stripes, max(1, SUM_BLOCKS // num_logits))
         launch.launch(sum_stripes, grid, SUM_THREADS, *sums, processed, threshold, width, inputs.num_logits)
-        of_rows = (verified.log_sum, scratch.picks, scratch.degenerate, verified.uniforms)
+        of_rows = (verified.log_sum, scratch.picks, verified.uniforms)
         where = (sampling.seed, step.token_slot, step.positions, indices, scratch.local_position, inputs.num_logits)
         launch.launch(sum_rows, num_logits, ROW_THREADS, *of_rows, *sums, *where)
         launch.launch(
@@ -198,13 +197,8 @@ class Sampler:
         )
 
     def record_end(self, launch: Launcher, key: GraphKey, step: StepArrays) -> None:
-        """Record what follows the outcome: counts for the next step's penalties, and which tokens came from rows of nothing."""
-        rows, inputs = key.num_requests, step.inputs
-        record_counting(launch, step, self.lists, rows)
-        cu_num_logits = inputs.cu_num_logits[: rows + 1]
-        launch.launch(
-            publish_degenerate, 1, ROW_THREADS, step.outcome, self.scratch.degenerate, cu_num_logits, inputs.num_requests
-        )
+        """Record what follows the outcome: counts for the next step's penalties."""
+        record_counting(launch, step, self.lists, key.num_requests)
 
     def _record_processing(
         self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays, num_logits: int

@@ -75,8 +75,7 @@ class SamplingScratch:
     processed: Array  # float32 [J, V] logits after all processing; masked tokens are -inf or below the threshold
     best_score: Array  # float32 [S, J] of each stripe of the vocabulary
     best_column: Array  # int32 [S, J]
-    picks: Array  # int32 [J] the token of each logits row: drawn, or its argmax where verification draws another one
-    degenerate: Array  # int32 [J] 1 = nothing above -inf: the token stands for a row that has none
+    picks: Array  # int32 [J] the token of each logits row: drawn, or its argmax where verification draws another one; or NO_TOKEN
 
 
 @dataclass(frozen=True)

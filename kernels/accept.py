@@ -14,7 +14,8 @@ def accept_greedy(sampled, num_sampled, num_drafts, row_argmax, input_ids, logit
     num_sampled    int32 [R] out: 1..k_r + 1 (0 for a row without logits). A row still in its prompt is zeroed by
                                  `sampled_rejected`, which comes next.
     num_drafts     int32 [R] out: drafts >= 0 among the k_r rows: placeholders that were never drafted are not counted.
-    row_argmax     int32 [J]: argmax of each logits row; row cu[r] + i holds the logits *after* draft i - 1.
+    row_argmax     int32 [J]: argmax of each logits row; row cu[r] + i holds the logits *after* draft i - 1. NO_TOKEN
+                                 (kernels/argmax.py) matches no draft: it is emitted, and nothing behind it.
     input_ids      int32 [T] after the combine;  logits_indices int32 [J];  cu_num_logits int32 [R+1];  num_requests int32 [1].
 
     Draft i of request r is input_ids[logits_indices[cu[r] + 1 + i]]: the ids that the forward was fed, read on the device. Entry

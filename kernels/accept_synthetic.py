@@ -26,8 +26,8 @@ def accept_synthetic(
                                  of the target. The text means nothing.
     num_sampled    int32 [R] out: 1..k_r + 1; a row still in its prompt is zeroed by `sampled_rejected`, which comes next.
     num_drafts     int32 [R] out: k_r, placeholders included: they are verified at the same cost, and may be accepted here.
-    row_argmax     int32 [J];  input_ids int32 [T] after the combine;  logits_indices int32 [J];  cu_num_logits int32 [R+1];
-    idx_mapping    int32 [R];  positions int32 [T];  num_requests int32 [1].
+    row_argmax     int32 [J], may be NO_TOKEN;  input_ids int32 [T] after the combine;  logits_indices int32 [J];
+    cu_num_logits  int32 [R+1];  idx_mapping int32 [R];  positions int32 [T];  num_requests int32 [1].
     threshold      int32 0..2^24: the acceptance rate, given that the drafts before were accepted, times 2^24.
 
     Launch, ownership, capture: as `accept_greedy`. Oracle: oracle_synthetic.accept_synthetic. Method: vLLM's

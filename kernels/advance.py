@@ -32,9 +32,10 @@ def advance_rows(
             for i in range(emitted):
                 if ending == NOT_FINISHED:
                     token = i32(sampled[row, i])
+                    known = max(token, i32(0))
                     if total + i < length:
-                        history[slot, total + i] = token
-                    last_sampled[slot] = token
+                        history[slot, total + i] = known
+                    last_sampled[slot] = known
                     kept += i32(1)
                     if total + kept >= max_total_len[slot]:
                         ending = FINISHED_LENGTH
@@ -79,6 +80,8 @@ def advance(
     sampled      int32 [R, W] in/out: -1 behind the tokens kept.   num_sampled int32 [R] in/out: tokens kept.
     num_rejected int32 [R];  idx_mapping int32 [R];  query_start_loc int32 [R+1]
     max_total_len, min_total_len int32 [N] in tokens, prompt included;  stop_ids int32 [N, S], -1 = none;  num_requests int32 [1]
+
+    NO_TOKEN (kernels/argmax.py) goes into history and last_sampled as id 0, stops nothing, and stays in `sampled` for `publish`.
 
     The stop token is kept and counted. It stops only once the length with it reaches min_total_len. A stop id that is also
     the last token allowed reports 1. Rows whose slot is outside [0, N) keep 0 tokens.

@@ -11,6 +11,10 @@ from kernels.lang_storage import widen
 _TILE = 512
 """Columns that a thread looks at before it asks whether its best has moved."""
 
+NO_TOKEN = i32(-1)
+"""The token of a row with nothing above -inf: all NaN, all -inf, or some of each. The end of a step reports it, and puts id 0 in
+its place (kernels/publish.py)."""
+
 _LOWEST = i32(-2147483648)
 _NONE = i32(2147483647)
 _INFINITY_BITS = i32(0x7F800000)
@@ -45,8 +49,8 @@ def float_of_order(order):
 def argmax(out, logits, vocab_size, num_rows):
     """out[j] = column of the largest of logits[j, :vocab_size] for the live rows; the lowest column wins a tie.
 
-    NaN never wins, columns from vocab_size on (padding of the head) are not looked at, and a row with nothing above -inf (all NaN,
-    all -inf) yields 0: the result is always a valid id.
+    NaN never wins, +inf does, columns from vocab_size on (padding of the head) are not looked at, and a row with nothing above -inf
+    yields NO_TOKEN.
 
     Args:
         out: int32 [J].
@@ -87,7 +91,7 @@ def argmax(out, logits, vocab_size, num_rows):
             cuda.atomic.min(winner, 0, column)
         cuda.syncthreads()
         if cuda.threadIdx.x == 0:
-            out[row] = winner[0] if winner[0] < vocab_size else 0
+            out[row] = winner[0] if winner[0] < vocab_size else NO_TOKEN
         cuda.syncthreads()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernels.argmax import NO_TOKEN
 from kernels.lang import cuda, i32, kernel
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 
@@ -11,7 +12,8 @@ def store_drafts(draft_tokens, num_draft, chosen, block_lens, finished, idx_mapp
     """draft_tokens[slot] = the picks of the request's block that stand below max_model_len, -1 behind them.
 
     draft_tokens int32 [N, k] out: -1 where there is no draft.    num_draft int32 [N] out: 0..k.
-    chosen       int32 [R * k], k picks a request;  block_lens int32 [R], anchor included (kernels/block_inputs.py)
+    chosen       int32 [R * k], k picks a request; NO_TOKEN (kernels/argmax.py) ends its drafts
+    block_lens   int32 [R], anchor included (kernels/block_inputs.py)
     finished     int32 [N] by slot;  idx_mapping int32 [R] row -> slot;  num_sampled int32 [R] after `advance`
     num_requests int32 [1].
 
@@ -34,5 +36,8 @@ def store_drafts(draft_tokens, num_draft, chosen, block_lens, finished, idx_mapp
             if num_sampled[row] > i32(0) and finished[slot] == i32(0):
                 count = max(min(k, i32(block_lens[row] - i32(1))), i32(0))
             for i in range(k):
-                draft_tokens[slot, i] = chosen[row * k + i] if i < count else i32(-1)
+                token = chosen[row * k + i] if i < count else NO_TOKEN
+                if token < i32(0):
+                    count = min(count, i32(i))
+                draft_tokens[slot, i] = token
             num_draft[slot] = count

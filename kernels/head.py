@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from kernels.argmax import NO_TOKEN
 from kernels.behind_product import multiplied, sum_of_eight
 from kernels.block_reduce import block_best, block_total
 from kernels.lang import MAX_THREADS, NEG_INF, cuda, device_function, f32, i32, kernel
@@ -192,7 +193,8 @@ def project_argmax(logits, best_value, best_column, x, weight, vocab_size, num_r
 
 @kernel(writes=("out",), overlap=True)
 def best_of_stripes(out, best_value, best_column, num_rows):
-    """out[j] = best_column[s, j] of the largest best_value[s, j]; the lowest column wins a tie, 0 stands for no candidate.
+    """out[j] = best_column[s, j] of the largest best_value[s, j]; the lowest column wins a tie, NO_TOKEN stands for no
+    candidate (kernels/argmax.py).
 
     Args:
         out: int32 [J].
@@ -214,4 +216,4 @@ def best_of_stripes(out, best_value, best_column, num_rows):
                 value, column = best_value[s, row], best_column[s, row]
         value, column = block_best(value, column, values, columns)
         if cuda.threadIdx.x == 0:
-            out[row] = column if value > NEG_INF else 0
+            out[row] = column if value > NEG_INF else NO_TOKEN

@@ -263,8 +263,10 @@ def store_drafts(
             continue
         proposes = num_sampled[row] > 0 and finished[slot] == 0
         count = min(k, max(block_lens[row] - 1, 0)) if proposes else 0
-        drafts[slot], counts[slot] = -1, count
-        drafts[slot, :count] = chosen[row * k : row * k + count]
+        picks = chosen[row * k : row * k + count].tolist()
+        picks = picks[: picks.index(-1)] if -1 in picks else picks
+        drafts[slot], counts[slot] = -1, len(picks)
+        drafts[slot, : len(picks)] = picks
     return drafts, counts
 
 

@@ -144,7 +144,7 @@ def stripe_argmax(
 def argmax(out: Integers, logits: Floats, vocab_size: int, num_rows: Integers) -> Integers:
     real = logits[:, :vocab_size]
     ranked = np.where(np.isnan(real), -np.inf, real)
-    return _live(out, num_rows, ranked.argmax(axis=1))
+    return _live(out, num_rows, np.where(ranked.max(axis=1) > -np.inf, ranked.argmax(axis=1), -1))
 
 
 def mix32(x: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:

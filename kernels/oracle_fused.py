@@ -181,5 +181,5 @@ def best_of_stripes(out: Integers, best_value: Floats, best_column: Integers, nu
     best = np.zeros_like(out)
     for row in range(len(out)):
         top = best_value[:, row].max()
-        best[row] = best_column[best_value[:, row] == top, row].min() if top > -np.inf else 0
+        best[row] = best_column[best_value[:, row] == top, row].min() if top > -np.inf else -1
     return _live(out, num_rows, best)

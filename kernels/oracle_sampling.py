@@ -115,11 +115,11 @@ def race_stripes(stripes: int, tiles_per_stripe: int, of_rows: Floats) -> tuple[
     return best_score, best_column
 
 
-def pick_rows(best_score: Floats, best_column: Ints) -> tuple[Ints, Ints]:
-    """(picks, degenerate)."""
+def pick_rows(best_score: Floats, best_column: Ints) -> Ints:
+    """picks [J]; -1 for a row of nothing."""
     nothing = best_score.max(axis=0) == -np.inf
     best = best_column[best_score.argmax(axis=0), np.arange(best_score.shape[1])]
-    return np.where(nothing, 0, best).astype(np.int32), nothing.astype(np.int32)
+    return np.where(nothing, -1, best).astype(np.int32)
 
 
 def sum_stripes(stripes: int, width: int, processed: npt.NDArray[np.float32]) -> tuple[Floats, Floats, Ints]:
@@ -145,8 +145,8 @@ def sum_rows(
     positions: Ints,
     logits_indices: Ints,
     local_position: Ints,
-) -> tuple[Floats, Ints, Ints, Floats]:
-    """(log_sum, row_argmax, degenerate, uniforms) [J], from whole rows."""
+) -> tuple[Floats, Ints, Floats]:
+    """(log_sum, row_argmax, uniforms) [J], from whole rows; row_argmax is -1 of a row of nothing."""
     values = np.where(np.isnan(processed), -np.inf, processed).astype(np.float64)
     largest = values.max(axis=1)
     nothing = largest == -np.inf
@@ -157,7 +157,7 @@ def sum_rows(
         accept_uniform(tuple(seed[max(token_slot[at], 0)]), int(positions[at]) + 1, int(place))
         for at, place in zip(logits_indices, local_position, strict=True)
     ]
-    return log_sum, np.where(nothing, 0, values.argmax(axis=1)).astype(np.int32), nothing.astype(np.int32), np.array(draws)
+    return log_sum, np.where(nothing, -1, values.argmax(axis=1)).astype(np.int32), np.array(draws)
 
 
 def probabilities(processed: npt.NDArray[np.float32]) -> Floats:
@@ -189,7 +189,7 @@ def accept(p: Floats, q: Floats, drafts: list[int], uniforms: Floats, block: boo
         ends = kept
         if i + 1 < len(drafts):
             mass = np.maximum(kept * p[i + 1] - q[i + 1], 0).sum()
-            ends = mass / (mass + 1 - kept) if mass + 1 - kept > 0 else np.nan
+            ends = mass / (mass + 1 - kept) if mass > 0 else 0.0
         if uniforms[i] < ends:
             accepted, factor = i + 1, kept
     return accepted, factor
@@ -209,7 +209,8 @@ def accept_drafts(
 ) -> tuple[Ints, Floats, Ints, Ints]:
     """(num_accepted, scale, residual, num_drafts) [R]."""
     vocab_size, p = processed.shape[1], probabilities(processed)
-    argmax = np.where(np.isnan(processed), -np.inf, processed).argmax(axis=1)
+    values = np.where(np.isnan(processed), -np.inf, processed)
+    argmax = np.where(values.max(axis=1) > -np.inf, values.argmax(axis=1), -1)
     results = []
     for row, slot in enumerate(idx_mapping):
         base, stop = int(cu_num_logits[row]), int(cu_num_logits[row + 1])
@@ -218,7 +219,7 @@ def accept_drafts(
         if stop == base:
             results.append((-1, 1.0, 0, 0))
         elif not temperature[slot] > 0:
-            agreeing = [token == argmax[base + i] for i, token in enumerate(drafts)]
+            agreeing = [token == argmax[base + i] and token >= 0 for i, token in enumerate(drafts)]
             results.append((agreeing.index(False) if False in agreeing else len(drafts), 1.0, 0, drafted))
         else:
             q = np.array([dense(draft_ids[slot, i], draft_probs[slot, i], vocab_size) for i in range(len(drafts))])
@@ -244,20 +245,15 @@ def residual_logits(processed: npt.NDArray[np.float32], q: Floats, scale: float)
         return np.where(share < 1, values + np.log1p(-np.minimum(share, 1)), -np.inf)
 
 
-def emit_drawn(width: int, num_accepted: Ints, tokens: Ints, input_ids: Ints, logits_indices: Ints, cu_num_logits: Ints) -> Any:
-    """(sampled [R, W], num_sampled [R]) from the drawn token of each request."""
+def emit_drawn(
+    width: int, num_accepted: Ints, tokens: Ints, row_argmax: Ints, input_ids: Ints, logits_indices: Ints, cu_num_logits: Ints
+) -> Any:
+    """(sampled [R, W], num_sampled [R]) from the drawn token of each request; -1 for rows of nothing."""
     sampled = np.full((len(num_accepted), width), -1, np.int32)
     for row, accepted in enumerate(num_accepted):
         base = int(cu_num_logits[row])
         if accepted >= 0:
-            sampled[row, :accepted] = input_ids[logits_indices[base + 1 : base + 1 + accepted]]
+            drafts = input_ids[logits_indices[base + 1 : base + 1 + accepted]]
+            sampled[row, :accepted] = np.where(row_argmax[base : base + accepted] < 0, -1, drafts)
             sampled[row, accepted] = tokens[row]
     return sampled, (num_accepted + 1).astype(np.int32)
-
-
-def publish_degenerate(outcome: Ints, degenerate: Ints, cu_num_logits: Ints, requests: int) -> Ints:
-    outcome = outcome.copy()
-    for row in range(requests):
-        places = np.flatnonzero(degenerate[cu_num_logits[row] : cu_num_logits[row] + outcome[0, row, 0]])
-        outcome[0, row, 3] = 1 + places[0] if len(places) else 0
-    return outcome

@@ -177,9 +177,9 @@ def advance(
             after["total_len"][slot] = total_len[slot] + len(kept)
             for position, token in enumerate(kept, start=int(total_len[slot])):
                 if position < history.shape[1]:
-                    after["history"][slot, position] = token
+                    after["history"][slot, position] = max(token, 0)
             if kept:
-                after["last_sampled"][slot] = kept[-1]
+                after["last_sampled"][slot] = max(kept[-1], 0)
         after["sampled"][row] = kept + [-1] * (sampled.shape[1] - len(kept))
         after["num_sampled"][row] = len(kept)
     return after
@@ -280,13 +280,18 @@ def draft_inputs(
     return positions, slot_mapping, lengths
 
 
-def publish(outcome: Ints, sampled: Ints, num_sampled: Ints, num_drafts: Ints, finished: Ints, idx_mapping: Ints) -> Ints:
-    """outcome [1, N, 4 + W] with a row for each live row: num_sampled, num_drafts, finished of its slot, 0, sampled."""
-    outcome = outcome.copy()
+def publish(
+    outcome: Ints, sampled: Ints, num_sampled: Ints, num_drafts: Ints, finished: Ints, idx_mapping: Ints
+) -> tuple[Ints, Ints]:
+    """(outcome, sampled): id 0 for each emitted -1, and a row of `outcome` for each live row: num_sampled, num_drafts, finished of
+    its slot, 1 + the place of the first emitted -1, sampled."""
+    outcome, sampled = outcome.copy(), sampled.copy()
     for row, slot in enumerate(idx_mapping):
         ended = finished[slot] if 0 <= slot < len(finished) else 0
-        outcome[0, row] = [num_sampled[row], num_drafts[row], ended, 0, *sampled[row]]
-    return outcome
+        places = np.flatnonzero(sampled[row, : num_sampled[row]] < 0)
+        sampled[row, places] = 0
+        outcome[0, row] = [num_sampled[row], num_drafts[row], ended, places[0] + 1 if len(places) else 0, *sampled[row]]
+    return outcome, sampled
 
 
 def clear_drafts(draft_tokens: Ints, num_draft: Ints, idx_mapping: Ints) -> tuple[Ints, Ints]:
@@ -324,4 +329,5 @@ def end_step(step: Mapping[str, Ints], num_requests: int) -> dict[str, Ints]:
     counted = {"num_sampled": num_sampled, "num_rejected": num_rejected, "idx_mapping": mapping, "query_start_loc": starts}
     written = advance(**state, **counted)
     results = (written["sampled"], written["num_sampled"], step["num_drafts"], written["finished"])
-    return {**written, "num_rejected": num_rejected, "outcome": publish(step["outcome"], *results, mapping)}
+    outcome, sampled = publish(step["outcome"], *results, mapping)
+    return {**written, "num_rejected": num_rejected, "outcome": outcome, "sampled": sampled}

@@ -52,6 +52,15 @@ def residual_mass(processed, row, floor, log_sum, draft_ids, draft_probs, slot, 
     return f32(mass + scale * max(f32(f32(1.0) - covered), f32(0.0)))
 
 
+@device_function
+def share_of_mass(mass, whole):
+    """mass / whole, 0 of no mass, 1 where rounding has left nothing of the whole."""
+    share = f32(0.0)
+    if mass > f32(0.0):
+        share = f32(mass / whole) if whole > f32(0.0) else f32(1.0)
+    return share
+
+
 @kernel(writes=("num_accepted", "scale", "residual", "num_drafts"), overlap=True)
 def accept_drafts(
     num_accepted,
@@ -133,15 +142,20 @@ def accept_drafts(
                 if i + i32(1) < length:
                     at = base + i32(i) + i32(1)
                     mass = residual_mass(processed, at, threshold[at], log_sum[at], draft_ids, draft_probs, slot, i + 1, kept)
-                    ends = f32(mass / f32(mass + f32(1.0) - kept))
+                    ends = share_of_mass(mass, f32(mass + f32(1.0) - kept))
                 q_of[i] = ends
         cuda.syncthreads()
         if first == i32(0):
             accepted = i32(0)
             factor = f32(1.0)
             if not drawn:
-                while accepted < drafts and input_ids[logits_indices[base + accepted + i32(1)]] == row_argmax[base + accepted]:
-                    accepted += i32(1)
+                walking = accepted < drafts
+                while walking:
+                    draft = i32(input_ids[logits_indices[base + accepted + i32(1)]])
+                    walking = draft >= i32(0) and draft == row_argmax[base + accepted]
+                    if walking:
+                        accepted += i32(1)
+                        walking = accepted < drafts
             elif verification == i32(BLOCK):
                 for i in range(length):
                     if uniforms[base + i] < q_of[i]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from kernels.argmax import NO_TOKEN
 from kernels.block_reduce import block_best, warp_of_grid, warps_of_grid
 from kernels.lang import MAX_THREADS, NEG_INF, cuda, device_function, f32, i32, kernel, u64
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
@@ -148,7 +149,8 @@ def emit_drawn(
 
     sampled     int32 [R, W] out: -1 behind the emitted ids.   num_sampled int32 [R] out: num_accepted + 1; 0 without logits.
     num_accepted int32 [R];  best_score float32 [S, >= R], best_column int32 [S, >= R] of residual_stripes
-    row_argmax int32 [J]: stands in where a residual has nothing left, which is rounding, or the row has nothing at all
+    row_argmax int32 [J] of sum_rows: stands in where a residual has nothing left, which is rounding. A row that itself has
+        nothing emits NO_TOKEN (kernels/argmax.py), be it that of a draft that was kept or of the token behind them.
     input_ids int32 [T];  logits_indices int32 [J];  cu_num_logits int32 [R + 1]
     history int32 [N, L], total_len int32 [N] before the step: behind its end stands -1, but for a request that comes back from a
         preemption and emits its last token once more (kernels/slots.py). That token was drawn in a block, or in the place of a
@@ -167,7 +169,8 @@ def emit_drawn(
         _, token = best_of_row(best_score, best_column, request)
         if lane() == i32(0):
             for i in range(accepted):
-                sampled[request, i] = input_ids[logits_indices[base + i32(i) + i32(1)]]
+                kept = i32(input_ids[logits_indices[base + i32(i) + i32(1)]])
+                sampled[request, i] = NO_TOKEN if row_argmax[base + i] < i32(0) else kept
             if accepted >= i32(0):
                 sampled[request, accepted] = row_argmax[base + accepted] if token == NO_COLUMN else token
             slot = i32(idx_mapping[request])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from kernels.argmax import float_of_order, float_order
+from kernels.argmax import NO_TOKEN, float_of_order, float_order
 from kernels.block_reduce import block_best, block_total, warp_of_grid, warps_of_grid
 from kernels.exponential import exp
 from kernels.lang import MAX_THREADS, NEG_INF, cuda, device_function, f32, i32, kernel, u64
@@ -97,11 +97,10 @@ def sum_stripes(stripe_max, stripe_sum, stripe_column, processed, threshold, str
                 stripe_column[stripe, row] = lowest
 
 
-@kernel(writes=("log_sum", "row_argmax", "degenerate", "uniforms"), overlap=True)
+@kernel(writes=("log_sum", "row_argmax", "uniforms"), overlap=True)
 def sum_rows(
     log_sum,
     row_argmax,
-    degenerate,
     uniforms,
     stripe_max,
     stripe_sum,
@@ -116,8 +115,7 @@ def sum_rows(
     """Stripes of a row together, and the number that decides on the draft behind the row.
 
     log_sum    float32 [J] out: log of the sum of exp(logit): p = exp(logit - log_sum); -inf for a row of nothing.
-    row_argmax int32 [J] out: the lowest column of the largest logit; 0 for a row of nothing.
-    degenerate int32 [J] out: 1 for a row of nothing (all NaN or -inf), else 0.
+    row_argmax int32 [J] out: the lowest column of the largest logit; NO_TOKEN for a row of nothing (kernels/argmax.py).
     uniforms   float32 [J] out: in (0, 1), of the request's seed, the position behind the row, and the start of the block.
     stripe_max, stripe_sum float32 [S, J], stripe_column int32 [S, J]: of `sum_stripes`.   seed int32 [N, 2].
     token_slot, positions int32 [T];  logits_indices int32 [J];  local_position int32 [J]: place of the row in its block.
@@ -139,8 +137,7 @@ def sum_rows(
         if lane() == i32(0):
             nothing = column == NO_COLUMN
             log_sum[row] = NEG_INF if nothing else f32(largest + f32(math.log(total)))
-            row_argmax[row] = i32(0) if nothing else column
-            degenerate[row] = i32(1) if nothing else i32(0)
+            row_argmax[row] = NO_TOKEN if nothing else column
             at = i32(logits_indices[row])
             slot = max(i32(token_slot[at]), i32(0))
             uniforms[row] = accept_uniform(seed[slot, 0], seed[slot, 1], positions[at] + i32(1), local_position[row])

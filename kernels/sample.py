@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernels.argmax import float_order
+from kernels.argmax import NO_TOKEN, float_order
 from kernels.block_reduce import block_best, warp_of_grid, warps_of_grid
 from kernels.lang import MAX_THREADS, NEG_INF, bits_of_float, cuda, device_function, f32, i32, kernel, u64
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
@@ -273,12 +273,11 @@ def best_of_row(best_score, best_column, row):
     return largest, lowest
 
 
-@kernel(writes=("picks", "degenerate"), overlap=True)
-def pick_rows(picks, degenerate, best_score, best_column, num_rows):
+@kernel(writes=("picks",), overlap=True)
+def pick_rows(picks, best_score, best_column, num_rows):
     """The best of the stripes of each row.
 
-    picks      int32 [J] out: the token drawn; 0 for a row with nothing above -inf, so that it always is a valid id.
-    degenerate int32 [J] out: 1 for such a row (all NaN or -inf), else 0.
+    picks      int32 [J] out: the token drawn; NO_TOKEN for a row with nothing above -inf (kernels/argmax.py).
     best_score float32 [S, J], best_column int32 [S, J] of `race_stripes`.   num_rows int32 [1] live rows.
 
     Launch: a warp a row (grid J, block 32), any grid of whole warps. No barrier. Capture safe. Oracle: oracle_sampling.pick_rows.
@@ -288,6 +287,4 @@ def pick_rows(picks, degenerate, best_score, best_column, num_rows):
     for row in range(warp_of_grid(), num_rows[0], warps_of_grid()):
         _, column = best_of_row(best_score, best_column, row)
         if lane() == i32(0):
-            nothing = column == NO_COLUMN
-            picks[row] = i32(0) if nothing else column
-            degenerate[row] = i32(1) if nothing else i32(0)
+            picks[row] = NO_TOKEN if column == NO_COLUMN else column

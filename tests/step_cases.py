@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
+from kernels.argmax import NO_TOKEN
 from tests.kernel_cases import live, poisoned
 
 Ints = npt.NDArray[np.int32]
@@ -137,7 +138,7 @@ def all_kinds(seed: int, k: int = 3) -> Step:
 
 
 def partly_accepted(step: Step, input_ids: Ints, logits_indices: Ints) -> Ints:
-    """Argmax rows [J] that accept a random number of each row's drafts and then differ; pads poisoned."""
+    """Argmax rows [J] that accept a random number of each row's drafts and then differ, some NO_TOKEN; pads poisoned."""
     argmax = np.full(step.logits_capacity, -7, np.int32)
     (cu,) = step.live_rows("cu_num_logits")
     for base, stop in itertools.pairwise(cu):
@@ -145,4 +146,5 @@ def partly_accepted(step: Step, input_ids: Ints, logits_indices: Ints) -> Ints:
         accepted = int(step.rng.integers(0, len(drafts) + 1))
         argmax[base:stop] = step.rng.integers(0, 40, stop - base) + 90_000
         argmax[base : base + accepted] = np.where(drafts[:accepted] >= 0, drafts[:accepted], 3)
+        argmax[base:stop][step.rng.random(stop - base) < 0.1] = NO_TOKEN
     return argmax

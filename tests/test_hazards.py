@@ -29,19 +29,22 @@ every_launch = launches(*([(1, 1), (1, 3), (2, 32)] if SIMULATED else []))
 
 @every_launch
 def test_publish_is_its_oracle(launch: Launch) -> None:
-    """Three live rows of four, slots in another order, one of them outside; the pad's outcome stays as it is."""
+    """Three live rows of four, slots in another order, one of them outside; the pad's outcome stays as it is. Of the ids that are
+    none only emitted ones are reported, and replaced: not those behind them, nor those of the pad."""
     mapping = ints(2, 0, 5, 1)
     args = {
-        "outcome": untouched(1, 4, OUTCOME_FIELDS + 2, dtype=np.int32),
-        "sampled": np.arange(8, dtype=np.int32).reshape(4, 2) + 40,
-        "num_sampled": ints(1, 2, 0, 2),
+        "outcome": untouched(1, 4, OUTCOME_FIELDS + 3, dtype=np.int32),
+        "sampled": ints([40, -1, -1], [41, -1, -1], [-1, -1, -1], [-1, 42, 43]),
+        "num_sampled": ints(1, 3, 0, 2),
         "num_drafts": ints(3, 4, 5, 6),
         "finished": ints(0, 1, 2),
         "idx_mapping": mapping,
         "num_requests": live(3),
     }
     inputs = (args[name] for name in ("outcome", "sampled", "num_sampled", "num_drafts", "finished"))
-    launch.check(publish, args, {"outcome": oracle.publish(*inputs, mapping[:3])})
+    outcome, sampled = oracle.publish(*inputs, mapping[:3])
+    assert outcome[0, :3].tolist() == [[1, 3, 2, 0, 40, -1, -1], [3, 4, 0, 2, 41, 0, 0], [0, 5, 0, 0, -1, -1, -1]]
+    launch.check(publish, args, {"outcome": outcome, "sampled": sampled})
 
 
 @every_launch

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 
 from kernels import oracle_step as oracle
 from kernels.advance import advance
+from kernels.argmax import NO_TOKEN
 from kernels.penalties import count_tokens
 from tests.kernel_cases import Launch, ints, live
 from tests.step_cases import Ints, Step, all_kinds, steps
@@ -89,6 +90,15 @@ def test_advance_cuts_the_block_at_the_first_stop(launch: Launch, changes: dict[
     assert after["num_computed"][1] == 9 + (0 if was_finished else kept)
     assert after["last_sampled"][1] == (tokens[-1] if kept else 600)
     assert after["history"][1].tolist() == [-7] * 10 + tokens + [-7] * (6 - kept)
+
+
+@every_launch
+def test_advance_of_no_token_leaves_an_id_of_the_vocabulary(launch: Launch) -> None:
+    """What was emitted keeps the mark for the outcome. Id 0 is no stop here, although it is one elsewhere."""
+    after = advance_one(launch, [21, NO_TOKEN], stop_ids=ints([-1, -1], [0, -1]))
+    assert after["sampled"].tolist() == [[21, NO_TOKEN, -1, -1]]
+    assert (after["num_sampled"][0], after["last_sampled"][1], after["finished"][1]) == (2, 0, 0)
+    assert after["history"][1].tolist() == [-7] * 10 + [21, 0] + [-7] * 4
 
 
 @every_launch

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kernels import oracle_dflash as oracle
+from kernels.argmax import NO_TOKEN
 from kernels.block_inputs import block_embed, block_inputs
 from kernels.context_store import store_context
 from kernels.draft_store import store_drafts
@@ -112,7 +113,8 @@ def test_logit_scale(launch: Launch, multiplier: float, cap: float) -> None:
 
 @ROW_LAUNCHES
 def test_store_drafts(launch: Launch) -> None:
-    """A whole block, one cut by the model length, one of its anchor alone, a chunk of a prompt, a finished row, no slot, a pad."""
+    """A whole block, one cut by the model length and one by a row of nothing, one of its anchor alone, a chunk of a prompt, a
+    finished row, no slot, a pad."""
     args = {
         "draft_tokens": untouched(7, 3, dtype=np.int32),
         "num_draft": untouched(7, dtype=np.int32),
@@ -123,7 +125,8 @@ def test_store_drafts(launch: Launch) -> None:
         "num_sampled": ints(1, 2, 4, 0, 1, 1, 1),
         "num_requests": live(6),
     }
+    args["chosen"][1] = NO_TOKEN
     drafts, counts = oracle.store_drafts(**args)
     launch.check(store_drafts, args, {"draft_tokens": drafts, "num_draft": counts})
-    assert drafts.tolist() == [[103, 104, -1], [-1] * 3, [100, 101, 102], [-1] * 3, [-1] * 3, [-7] * 3, [-7] * 3]
-    assert counts.tolist() == [2, 0, 3, 0, 0, -7, -7]
+    assert drafts.tolist() == [[103, 104, -1], [-1] * 3, [100, -1, -1], [-1] * 3, [-1] * 3, [-7] * 3, [-7] * 3]
+    assert counts.tolist() == [2, 0, 1, 0, 0, -7, -7]

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from kernels import oracle_sampling as oracle
-from kernels.degenerate import publish_degenerate
+from kernels.argmax import NO_TOKEN
 from kernels.lang import cuda, kernel, u32
 from kernels.random import (
     ROLE_ACCEPT,
@@ -28,7 +28,7 @@ from kernels.random import (
 from kernels.reject import BLOCK, STANDARD, accept_drafts
 from kernels.reject_residual import emit_drawn, residual_stripes
 from kernels.reject_rows import sum_rows, sum_stripes
-from kernels.sample import pick_rows, race_stripes
+from kernels.sample import NO_COLUMN, pick_rows, race_stripes
 from tests.kernel_cases import EXECUTORS, Launch, launches, untouched
 from tests.sampling_cases import DRAFTS, SLOTS, Batch, batch
 
@@ -163,11 +163,10 @@ def check_race(launch: Launch, case: Batch, tiles_per_stripe: int) -> Array:
         **case.take("processed", "threshold", "temperature", "seed", "token_slot", "positions", "logits_indices", "num_rows"),
     }
     launch.check(race_stripes, args, {"best_score": score, "best_column": column}, rtol=1e-5, atol=1e-5)
-    picks, degenerate = untouched(rows + 1, dtype=np.int32), untouched(rows + 1, dtype=np.int32)
-    picks[:rows], degenerate[:rows] = oracle.pick_rows(expected_score, expected_column)
-    found = {"picks": untouched(rows + 1, dtype=np.int32), "degenerate": untouched(rows + 1, dtype=np.int32)}
-    args = {**found, "best_score": score, "best_column": column, **case.take("num_rows")}
-    launch.check(pick_rows, args, {"picks": picks, "degenerate": degenerate})
+    picks = untouched(rows + 1, dtype=np.int32)
+    args = {"picks": picks.copy(), "best_score": score, "best_column": column, **case.take("num_rows")}
+    picks[:rows] = oracle.pick_rows(expected_score, expected_column)
+    launch.check(pick_rows, args, {"picks": picks})
     return picks[:rows]
 
 
@@ -180,7 +179,7 @@ def test_race(launch: Launch) -> None:
     processed[5, :] = 0.25  # greedy: the lowest column of a tie, whatever the tiles
     case.args["threshold"][[0, 2, 3, 6, 7, 8]] = 4.0  # half of what would be drawn
     picks = check_race(launch, case, tiles_per_stripe=1)
-    assert picks[1] == picks[4] == picks[5] == 0
+    assert picks[[1, 4, 5]].tolist() == [NO_TOKEN, NO_TOKEN, 0]
     if launch.executor != "simulator":
         assert np.array_equal(check_race(launch, case, tiles_per_stripe=2), picks)
 
@@ -191,7 +190,8 @@ def test_race_at_the_edges_of_a_vocabulary(vocab_size: int) -> None:
     case = batch(3, max(vocab_size, 8))
     case.args["processed"] = np.ascontiguousarray(case.args["processed"][:, :vocab_size])
     picks = check_race(Launch("cpu"), case, tiles_per_stripe=8)
-    assert picks.min() >= 0
+    np.testing.assert_array_equal(picks == NO_TOKEN, ~(case.kept() > -np.inf).any(axis=1))
+    assert picks.min() >= NO_TOKEN
     assert picks.max() < vocab_size
 
 
@@ -210,11 +210,10 @@ def sums_of(case: Batch) -> dict[str, Array]:
     args = case.take("seed", "token_slot", "positions", "logits_indices", "local_position")
     for name in ("logits_indices", "local_position"):
         args[name] = args[name][: case.num_rows]
-    log_sum, row_argmax, degenerate, uniforms = oracle.sum_rows(processed=case.kept(), **args)
+    log_sum, row_argmax, uniforms = oracle.sum_rows(processed=case.kept(), **args)
     return {
         "log_sum": log_sum.astype(np.float32),
         "row_argmax": row_argmax,
-        "degenerate": degenerate,
         "uniforms": uniforms.astype(np.float32),
     }
 
@@ -312,7 +311,8 @@ def check_verification(launch: Launch, case: Batch, verification: int, tiles_per
     }
     launch.check(residual_stripes, args, full_race, rtol=1e-4, atol=1e-4)
 
-    emitted = oracle.emit_drawn(width, num_accepted, tokens, case.args["input_ids"], live["logits_indices"], cu)
+    where = (sums["row_argmax"], case.args["input_ids"], live["logits_indices"], cu)
+    emitted = oracle.emit_drawn(width, num_accepted, tokens, *where)
     blank_out = {"sampled": untouched(requests + 1, width, dtype=np.int32), "num_sampled": untouched(requests + 1, dtype=np.int32)}
     full_out = {name: array.copy() for name, array in blank_out.items()}
     full_out["sampled"][:requests], full_out["num_sampled"][:requests] = emitted
@@ -356,18 +356,30 @@ def test_verification_at_the_edges_of_a_vocabulary(vocab_size: int, verification
 
 
 @over_columns
-def test_a_token_that_is_known_already_is_emitted(launch: Launch) -> None:
-    """Request 1 (slot 0) has no drafts and comes back with 23 behind its prefill; request 0 knows nothing; -1 draws."""
-    sampled, num_sampled = untouched(3, 3, dtype=np.int32), untouched(3, dtype=np.int32)
+@pytest.mark.parametrize(
+    ("nothing", "columns", "emitted"),
+    [
+        ([], [7, 8, 9], [[7, -1, -1], [23, -1, -1], [5, 9, -1]]),
+        ([0, 2, 4], [NO_COLUMN] * 3, [[NO_TOKEN, -1, -1], [23, -1, -1], [5, NO_TOKEN, -1]]),
+        ([1, 3], [7, NO_COLUMN, 9], [[7, -1, -1], [23, -1, -1], [NO_TOKEN, 9, -1]]),  # row 1 is behind a draft that was not kept
+    ],
+)
+def test_a_token_that_is_known_already_is_emitted(
+    launch: Launch, nothing: list[int], columns: list[int], emitted: list[list[int]]
+) -> None:
+    """Request 1 (slot 0) has no drafts and comes back with 23 behind its prefill; request 0 knows nothing; request 2 kept a draft.
+    Rows of nothing say so in what is emitted from them, and nowhere else."""
     history = np.full((4, 6), -1, np.int32)
     history[0, 4] = 23
+    row_argmax = np.zeros(5, np.int32)
+    row_argmax[nothing] = NO_TOKEN
     args = {
-        "sampled": sampled,
-        "num_sampled": num_sampled,
+        "sampled": untouched(3, 3, dtype=np.int32),
+        "num_sampled": untouched(3, dtype=np.int32),
         "num_accepted": np.array([0, 0, 1], np.int32),
-        "best_score": np.zeros((1, 3), np.float32),
-        "best_column": np.array([[7, 8, 9]], np.int32),
-        "row_argmax": np.zeros(5, np.int32),
+        "best_score": np.where(np.array([columns]) == NO_COLUMN, -np.inf, 0).astype(np.float32),
+        "best_column": np.array([columns], np.int32),
+        "row_argmax": row_argmax,
         "input_ids": np.array([1, 2, 3, 4, 5], np.int32),
         "logits_indices": np.arange(5, dtype=np.int32),
         "cu_num_logits": np.array([0, 2, 3, 5], np.int32),
@@ -376,16 +388,17 @@ def test_a_token_that_is_known_already_is_emitted(launch: Launch) -> None:
         "idx_mapping": np.array([1, 0, 2], np.int32),
         "num_requests": np.array([3], np.int32),
     }
-    emitted = np.array([[7, -1, -1], [23, -1, -1], [5, 9, -1]], np.int32)
-    launch.check(emit_drawn, args, {"sampled": emitted, "num_sampled": np.array([1, 1, 2], np.int32)})
+    launch.check(emit_drawn, args, {"sampled": np.array(emitted, np.int32), "num_sampled": np.array([1, 1, 2], np.int32)})
 
 
 @pytest.mark.parametrize("verification", [STANDARD, BLOCK])
-def test_rows_of_nothing_keep_no_draft_and_yield_an_id_of_the_vocabulary(verification: int) -> None:
-    """M8: all NaN, all -inf, in rows of drafts and of the bonus, V = 20,000."""
+def test_rows_of_nothing_keep_no_draft_and_emit_no_token(verification: int) -> None:
+    """M8: all NaN, all -inf, in rows of drafts and of the bonus, V = 20,000. The end of the step makes an id of it."""
     for value in (np.nan, -np.inf):
         case = batch(6, 20_000)
         case.args["processed"][: case.num_rows] = value
+        greedy = case.args["cu_num_logits"][2]
+        case.args["input_ids"][case.args["logits_indices"][greedy + 1]] = -1  # agrees with nothing, least of all with nothing
         assert list(check_verification(Launch("cpu"), case, verification)) == [0, 0, 0, 0]
 
 
@@ -422,16 +435,3 @@ def test_the_batch_of_these_tests_is_what_it_says() -> None:
     assert case.args["temperature"].shape == (SLOTS,)
     assert [bool(case.args["temperature"][slot] > 0) for slot in case.args["idx_mapping"][:4]] == [True, True, False, True]
     assert u32(3) == 3
-
-
-@every_launch
-def test_publish_degenerate(launch: Launch) -> None:
-    """Of emitted tokens alone: request 0 emits two of its four rows, the pad's outcome stays."""
-    outcome = np.full((1, 5, 8), -7, np.int32)
-    outcome[0, :4, 0] = 2, 0, 1, 4
-    degenerate = np.array([0, 1, 1, 1, 1, 1, 0, 1, 1, 0, 1, 0, 9], np.int32)
-    cu = np.array([0, 4, 5, 8, 12], np.int32)
-    args = {"outcome": outcome, "degenerate": degenerate, "cu_num_logits": cu, "num_requests": np.array([4], np.int32)}
-    expected = oracle.publish_degenerate(outcome, degenerate, cu, 4)
-    assert expected[0, :, 3].tolist() == [2, 0, 1, 1, -7]
-    launch.check(publish_degenerate, args, {"outcome": expected})

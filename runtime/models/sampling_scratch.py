@@ -58,7 +58,6 @@ def allocate_sampling_scratch(device: Device, num_logits: int, vocab_size: int) 
         best_score=device.array("sample_best_score", (stripes, num_logits), np.float32),
         best_column=device.array("sample_best_column", (stripes, num_logits), np.int32),
         picks=device.array("sample_picks", (num_logits,), np.int32),
-        degenerate=device.array("sample_degenerate", (num_logits,), np.int32),
     )
 
 

@@ -60,7 +60,7 @@ MUTATIONS = (
     Mutation(
         "counts-that-no-step-moves",
         "B28",
-        (Edit("graphs/sampled_step.py", "        record_counting(launch, step, self.lists, rows)\n", ""),),
+        (Edit("graphs/sampled_step.py", "        record_counting(launch, step, self.lists, key.num_requests)\n", ""),),
         _ENGINE + "greedy_requests_of_every_kind_in_one_batch[3]",
         _PLAUSIBLE,
     ),

@@ -51,11 +51,11 @@ def reject_stochastic(launch: Launch, inputs: Inputs) -> Outputs:
     rows = k + 1
     largest, total, column = (np.full((1, rows), -7, kind) for kind in (np.float32, np.float32, np.int32))
     log_sum, uniforms = np.full(rows, -7, np.float32), np.full(rows, -7, np.float32)
-    row_argmax, degenerate = np.full(rows, -7, np.int32), np.full(rows, -7, np.int32)
+    row_argmax = np.full(rows, -7, np.int32)
     where, zeros = np.arange(rows, dtype=np.int32), np.zeros(rows, np.int32)
     everything = np.full(rows, LOWEST_LOGIT, np.float32)
     launch(sum_stripes, largest, total, column, processed, everything, vocab_size, live(rows))
-    of_rows = (log_sum, row_argmax, degenerate, uniforms)
+    of_rows = (log_sum, row_argmax, uniforms)
     launch(sum_rows, *of_rows, largest, total, column, ints([[0, 0]]), zeros, where, where, where, live(rows))
     uniforms[:k] = np.array(inputs["uniforms"], np.float32)[:k]
     accepted, scale, residual, num_drafts = ints([-7]), np.array([-7], np.float32), ints([-7]), ints([-7])
