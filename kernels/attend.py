@@ -244,8 +244,9 @@ def attend_rows(
         scale: float32.
         num_requests: int32 [1], live requests.
 
-    Launch: grid (n, kv heads, requests) for any n, about rows * group / 16, four warps. Block-wide barriers are reached by all its
-    threads. Safe under capture. Oracle: oracle_fused.attend.
+    Launch: any grid of up to three axes, four warps. On a GPU in 16 bits: (tiles of BLOCK_PAIRS pairs over all requests, kv heads)
+    at best, clusters of any size; elsewhere (rows * group / PAIRS, kv heads, requests). Barriers are reached by all threads of a
+    cluster: loops depend on blockIdx and device state alone. Safe under capture. Oracle: oracle_fused.attend.
     """
     scores = cuda.shared.array(_SCORES, f32)
     sums = cuda.shared.array(RING, f32)

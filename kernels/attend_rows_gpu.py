@@ -80,7 +80,8 @@ def _copies_of(head_dim: int) -> Any:
         for i in range(passes):
             found = cuda.shfl_sync(_ALL, entry, i32(i32(i * at_once) + lane() // i32(places)))
             size = u32(16) if found >= i32(0) else u32(0)
-            copy16(u32(to + u32(i * stride * row_bytes)), cache, i64(max(found, i32(0))) * i64(width) + at, size)
+            if warp < i32(WARPS):
+                copy16(u32(to + u32(i * stride * row_bytes)), cache, i64(max(found, i32(0))) * i64(width) + at, size)
         commit_copies()
 
     return entry_of, copy_tile
@@ -171,8 +172,9 @@ def _tiles_with(mma: Any, pair: Any, head_dim: int) -> Any:
         else:
             wait_copies()
             cuda.syncthreads()  # the sums take the place of keys and values, of all warps
-            keep_stats(stat_base, warp, near_top * scale, far_top * scale, near_total, far_total)
-            keep_sums(key_base, value_base, warp, head_dim, o, u, wide)
+            if warp < i32(WARPS):
+                keep_stats(stat_base, warp, near_top * scale, far_top * scale, near_total, far_total)
+                keep_sums(key_base, value_base, warp, head_dim, o, u, wide)
             cuda.syncthreads()
             cluster_barrier()
             active = min(i32(i32(keys + i32(_KEYS - 1)) >> i32(6)), ranks)

@@ -121,8 +121,7 @@ def fold_blocks(pair: Any, head_dim: int) -> Any:
         warp = i32(cuda.threadIdx.x >> 5)
         sums = sums_address(key_base, value_base, warp, head_dim)
         weights = u32(stat_base + u32(i32(_WEIGHTS) + warp * i32(64) + (lane() >> i32(2)) * i32(4)))
-        share = i32(u32(head_dim // 8) // u32(ranks))
-        for j in range(rank * share, (rank + i32(1)) * share):
+        for j in range(rank, head_dim // 8, ranks):
             a, b, c, d = f32(0.0), f32(0.0), f32(0.0), f32(0.0)
             for block in range(active):
                 s = read_cluster_four(cluster_address(u32(sums + u32(i32(j) * i32(512))), i32(block)))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from kernels import oracle_fused as oracle
-from tests.kernel_cases import floats
+from kernels.attend import attend_rows
+from tests.fused_cases import check
+from tests.kernel_cases import Launch, floats
 from tests.storage_cases import stored, widened
 from tests.warp_emulator import Warp, gpu_module
 
@@ -60,28 +63,52 @@ def expected_rows(args: dict[str, Any]) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("storage", "head_dim", "block_size", "group", "kv_heads", "requests", "blocks"),
+    ("storage", "head_dim", "block_size", "group", "kv_heads", "requests", "blocks", "warps"),
     [
-        ("bfloat16", 64, 16, 3, 1, [(0, 5)], 1),
-        ("float16", 128, 16, 4, 1, [(60, 9)], 1),
-        ("bfloat16", 128, 12, 2, 2, [(130, 3), (0, 40)], 2),
-        ("float16", 64, 16, 3, 1, [(0, 30), (75, 1), (40, 0)], 1),
-        ("bfloat16", 64, 32, 1, 1, [(200, 70)], 4),
-        ("bfloat16", 64, 16, 2, 1, [(10, 9)], 2),
+        ("bfloat16", 64, 16, 3, 1, [(0, 5)], 1, 5),
+        ("float16", 128, 16, 4, 1, [(60, 9)], 1, 4),
+        ("bfloat16", 128, 12, 2, 2, [(130, 3), (0, 40)], 2, 4),
+        ("float16", 64, 16, 3, 1, [(0, 30), (75, 1), (40, 0)], 1, 4),
+        ("bfloat16", 64, 32, 1, 1, [(200, 70)], 4, 4),
+        ("bfloat16", 64, 16, 2, 1, [(10, 9)], 2, 5),
+        ("float16", 128, 16, 4, 1, [(150, 6)], 3, 4),
     ],
     ids=str,
 )
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of pairs that are not there, whose results nobody stores
 def test_attention_of_many_rows(
-    storage: str, head_dim: int, block_size: int, group: int, kv_heads: int, requests: list[tuple[int, int]], blocks: int
-) -> None:
-    """Cells that no request has written hold NaN; blocks of a cluster have several tiles each, or none."""
+    storage: str, head_dim: int, block_size: int, group: int, kv_heads: int, requests: list[tuple[int, int]], blocks: int,
+    warps: int,
+) -> None:  # fmt: skip
+    """Cells that no request has written hold NaN; blocks of a cluster have several tiles each, or none; a fifth warp only waits."""
     args = rows_case(storage, head_dim, block_size, group, kv_heads, requests)
     expected = expected_rows(args)
-    warp = Warp(4, blocks)
+    warp = Warp(warps, blocks)
     parts: dict[str, Any] = {}
     for name in ("attend_slab_gpu", "attend_split_gpu", "attend_rows_gpu"):
         parts[name] = gpu_module(name, warp, **parts)
     form = parts["attend_rows_gpu"].ROWS[NUMPY[storage]]
     warp.run(form, *args.values(), np.array([1.0]), np.array([2.0]), np.array([3.0]))
     np.testing.assert_allclose(widened(args["out"]), expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cluster", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("storage", NUMPY)
+@pytest.mark.parametrize(
+    ("head_dim", "block_size", "group", "kv_heads", "requests"),
+    [
+        (64, 16, 3, 3, [(0, 130), (700, 1), (0, 1), (5, 64), (1000, 200)]),
+        (128, 16, 4, 2, [(0, 63), (513, 77), (30, 0), (640, 1)]),
+        (64, 48, 1, 2, [(1, 2), (2000, 129)]),
+        (128, 20, 8, 1, [(260, 65), (0, 8)]),
+        *((64 * (1 + rows % 2), 16, 2, 1, [(rows % 70, rows)]) for rows in (1, 2, 31, 32, 33, 64, 65, 100)),
+    ],
+    ids=str,
+)
+def test_attention_of_many_rows_on_a_gpu(
+    head_dim: int, block_size: int, group: int, kv_heads: int, requests: list[tuple[int, int]], storage: str, cluster: int
+) -> None:
+    args = rows_case(storage, head_dim, block_size, group, kv_heads, requests)
+    launch, kernel = Launch("cuda", (5, 2), 128), replace(attend_rows, cluster=cluster)
+    check(launch, kernel, args, {"out": expected_rows(args)}, storage)

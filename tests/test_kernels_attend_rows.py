@@ -53,7 +53,7 @@ def rows_args(args: dict[str, Any]) -> dict[str, Any]:
     return {name: args[name] for name in attend_rows.params}
 
 
-@warps(((2, 2, 2), 3), ((1, 1, 3), 10))
+@warps(((2, 2, 2), 4), ((1, 1, 3), 10))
 @STORAGE
 @pytest.mark.parametrize(("starts", "lengths"), [([0, 3, 4], [11, 9]), ([0, 9, 9], [12, 0])], ids=["ragged", "empty"])
 def test_attend_rows(launch: Launch, storage: str, starts: list[int], lengths: list[int]) -> None:
