@@ -60,7 +60,11 @@ def test_kernel_compiles_to_ptx_without_doubles(ptx: dict[str, dict[str, dict[st
         "attend_step",
         "norm_attend_step",
         "attend_rows",
+        "attend_wide_rows",
         "block_attend",
+        "wide_project",
+        "wide_gate_up",
+        "wide_residual",
     ],
 )
 def test_products_load_sixteen_bytes_into_tensor_cores(

@@ -1,0 +1,84 @@
+"""The product that wide projections are made of: a block multiplies a tile of weight rows with up to 64 rows of activations.
+
+kernels/tile.py reads its weights once for every eight rows; here they are read once for 64, and what is read again by every block
+is the activations, so a tile is as high as gives each multiprocessor of a large GPU one. Where a matrix has too few rows for that,
+a cluster of blocks shares the columns: block r takes every ranks-th chunk from r on, and the sums of all are added up in order, so
+that what a row yields depends on the shape and that row alone. On a GPU with 16-bit weights the tensor cores take weights and
+activations from a ring of chunks (kernels/wide_tile_gpu.py); elsewhere each sum is computed where it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kernels.lang import SIMULATED, f32, i32
+from kernels.lang_storage import widen
+from kernels.lang_warp import primitive
+
+if not SIMULATED:
+    import kernels.wide_tile_gpu as wide_tile_gpu
+
+WIDE_TOKENS = 64
+"""Rows of activations that are multiplied at once."""
+
+WIDE_WARPS = 8
+"""Warps of a block that multiply, on a GPU; a ninth sums squares meanwhile."""
+
+RING_BYTES = 98304 + 128
+"""Dynamic shared memory of a block: two blocks, of one launch or of two, fit on a multiprocessor."""
+
+
+def _gpu_begin(ring: Any, weight: Any, *rest: Any) -> Callable[..., Any] | None:
+    return wide_tile_gpu.BEGIN.get(str(weight.dtype))
+
+
+def _gpu_multiply(ring: Any, x: Any, token: Any, weight: Any, *rest: Any) -> Callable[..., Any] | None:
+    return wide_tile_gpu.MULTIPLY.get((str(x.dtype), str(weight.dtype)))
+
+
+def _gpu_sums(ring: Any, x: Any, weight: Any, *rest: Any) -> Callable[..., Any] | None:
+    return wide_tile_gpu.SUMS.get((str(x.dtype), str(weight.dtype)))
+
+
+@primitive(_gpu_begin)
+def begin_wide(ring, weight, first, second, height):
+    """Ask for the first weights of a tile, before anything else is read: `multiply_wide` follows with the same arguments.
+
+    Args:
+        ring: the block's dynamic shared memory, RING_BYTES on a GPU.
+        weight: [N, K], 16-bit or float32. A GPU's 16-bit form needs K % 8 == 0 and rows that begin at 16 bytes.
+        first, second: int32, first weight rows of the upper and of the lower half of the tile.
+        height: int32, weight rows of the tile: 128 or 192.
+    """
+
+
+@primitive(_gpu_multiply)
+def multiply_wide(ring, x, token, weight, first, second, height):
+    """Multiply the tile with rows token .. token + WIDE_TOKENS - 1 of x; `wide_sums` hands out the sums behind a barrier of the
+    block and one of the cluster. Called by all threads of a block, on a GPU WIDE_WARPS warps or more."""
+
+
+@primitive(_gpu_sums)
+def wide_sums(ring, x, weight, token, row, t, place, height):
+    """x[token] @ weight[row + j] for j = 0..7, as eight float32.
+
+    Args:
+        token, row: int32, of x and of the weights, which have rows up to row + 7.
+        t: int32, the token's place among those that were multiplied.
+        place: int32, the row's place in the tile, a multiple of 8.
+        height: int32, as in `multiply_wide`.
+    """
+    a, b, c, d = f32(0.0), f32(0.0), f32(0.0), f32(0.0)
+    e, f, g, h = f32(0.0), f32(0.0), f32(0.0), f32(0.0)
+    for k in range(i32(weight.shape[1])):
+        value = widen(x[token, k])
+        a += value * widen(weight[row, k])
+        b += value * widen(weight[row + i32(1), k])
+        c += value * widen(weight[row + i32(2), k])
+        d += value * widen(weight[row + i32(3), k])
+        e += value * widen(weight[row + i32(4), k])
+        f += value * widen(weight[row + i32(5), k])
+        g += value * widen(weight[row + i32(6), k])
+        h += value * widen(weight[row + i32(7), k])
+    return a, b, c, d, e, f, g, h
