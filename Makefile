@@ -5,7 +5,7 @@
 # make slow  what is too long for `make test`: the whole engine matrix, the soak of 20,000 steps
 # make gpu   tests that need a GPU, then benches on it alone; one table of results and figures last
 # make mutants  damage a copy of the sources in every known way: each damage must fail its test (docs/mutants.md)
-# make sanitize   three of them, the engine on tiny models, under compute-sanitizer: memcheck and racecheck
+# make sanitize   compute-sanitizer: tiny engines under memcheck and racecheck, then each kernel of a DFlash2 step by itself
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
@@ -44,11 +44,12 @@ gpu: $(VENV)/.test
 	$(BIN)/python -m tests.run_gpu
 
 # API errors are left out: cuda-bindings asks the driver for functions that it may not have.
+SANITIZE = compute-sanitizer --report-api-errors no --error-exitcode 9
+ENGINES = tokens_are_the_references and llama-3 or is_plain_decoding and 3-usual
 sanitize: $(VENV)/.test
-	for tool in memcheck racecheck; do \
-	  compute-sanitizer --tool $$tool --report-api-errors no --error-exitcode 9 $(BIN)/python -m pytest -m gpu -q tests/test_gpu_engine.py \
-	    -k 'tokens_are_the_references and llama-3 or is_plain_decoding and 3-usual or change_no_bit and dflash2-table' || exit; \
-	done
+	$(SANITIZE) --tool memcheck $(BIN)/python -m pytest -m gpu -q tests/test_gpu_engine.py -k '$(ENGINES) or change_no_bit and dflash2-table'
+	$(SANITIZE) --tool racecheck $(BIN)/python -m pytest -m gpu -q tests/test_gpu_engine.py -k '$(ENGINES)'
+	$(BIN)/python -m tests.sanitize
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 10) <= v < (3, 14) or sys.exit("Python %d.%d: draftgraph needs 3.10 to 3.13; set PYTHON=python3.x" % v)'

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -34,6 +35,10 @@ class Finding:
     count: int
     seconds: float
     text: str
+
+    @property
+    def verdict(self) -> str:
+        return f"{self.outcome.value} {self.count or ''}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -77,14 +82,31 @@ class Sanitizer:
             text=True,
             start_new_session=True,
         )
+        _running.add(process)
         try:
             text, _ = process.communicate(timeout=limit_s)
             ended = True
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+            _end(process)
             text, _ = process.communicate()
             ended = False
+        finally:
+            _running.discard(process)
         return judged(text, process.returncode, time.monotonic() - began, ended=ended)
+
+
+_running: set[subprocess.Popen[str]] = set()
+
+
+def end_all() -> None:
+    """Ends every run that is under way, with all that it started: nobody else would, once this process is gone."""
+    for process in tuple(_running):
+        _end(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def judged(text: str, code: int, seconds: float, *, ended: bool) -> Finding:
