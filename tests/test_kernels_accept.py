@@ -89,6 +89,30 @@ def test_accept_by_hand(
 
 
 @every_launch
+def test_what_is_emitted_lies_where_its_logits_rows_lie(launch: Launch) -> None:
+    """M3: token i of a request came from its i-th row of logits, so rows [10, 11] and [20] of `sampled` are 10, 11, 0, 20, 0, 0
+    beside the six rows of logits; behind them `sampled` has -1."""
+    cu, argmax = ints(0, 3, 6), ints(10, 11, 12, 20, 21, 22)
+    args = {
+        "sampled": out(2, 3),
+        "num_sampled": out(2),
+        "num_drafts": out(2),
+        "row_argmax": argmax,
+        "input_ids": ints(9, 10, 99, 9, 99, 21),
+        "logits_indices": np.arange(6, dtype=np.int32),
+        "cu_num_logits": cu,
+        "num_requests": live(2),
+    }
+    sampled, num_sampled = ints([10, 11, -1], [20, -1, -1]), ints(2, 1)
+    launch.check(accept_greedy, args, {"sampled": sampled, "num_sampled": num_sampled, "num_drafts": ints(2, 2)})
+    beside = np.zeros(6, np.int32)
+    for row, emitted in enumerate(num_sampled):
+        beside[cu[row] : cu[row] + emitted] = sampled[row, :emitted]
+    assert beside.tolist() == [10, 11, 0, 20, 0, 0]
+    assert set(np.flatnonzero(beside == argmax)) == {0, 1, 3}
+
+
+@every_launch
 def test_accept_never_writes_beyond_its_width(launch: Launch) -> None:
     args = {
         "sampled": out(2, 2),
