@@ -183,6 +183,16 @@ def test_a_run_answers_every_prompt_and_no_more_than_so_many_at_a_time(model: Pa
         assert rows == {1: {1}, 2: {1, 2}, 3: {2, 4}}[level]  # graphs are built for powers of two
 
 
+def test_answers_that_the_models_length_cuts_short_are_refused(model: Path) -> None:
+    """Prompts of texts have a length only once the model is open; 60 tokens and 4 new ones just fit."""
+    with open_tiny(model, k=0) as engine:
+        fits, prompts = SamplingParams(max_tokens=4, ignore_eos=True), [[5, 6], [7] * 60]
+        measure(engine, prompts, fits, 1)
+        with pytest.raises(ConfigError, match=r"prompt 2: its 60 tokens and 5 new ones are above scheduler.max_model_len = 64"):
+            measure(engine, prompts, SamplingParams(max_tokens=5, ignore_eos=True), 1)
+        measure(engine, prompts, SamplingParams(max_tokens=5), 1)  # may end wherever it likes
+
+
 def test_a_run_that_is_interrupted_leaves_no_request_behind(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_tiny(model) as engine:
         steps = iter(range(3))
@@ -249,6 +259,15 @@ def test_mistakes_get_a_message(config: str, arguments: list[str], reason: str) 
     assert result.exit_code == 2
     assert reason in result.stderr
     assert "--set" not in result.stderr or "add --set" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["compare", "bench"])
+def test_a_prompt_of_the_configuration_that_leaves_no_room_is_named(config: str, command: str) -> None:
+    arms = ["--arms", "runner.async=true", "runner.async=false"] if command == "compare" else []
+    result = CliRunner().invoke(app, [command, config, *arms, "--num-warmups", "0", "--output-len", "63", "-q"])
+    assert result.exit_code == 2, result.output
+    assert "prompt 1: its 5 tokens and 63 new ones are above scheduler.max_model_len = 64" in result.stderr
+    assert "where the answer ended after 59; lower --output-len" in result.stderr
 
 
 def test_an_arm_may_set_several_keys() -> None:

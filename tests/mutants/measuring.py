@@ -201,6 +201,16 @@ MUTATIONS = (
         text=_TEXT,
     ),
     mutation(
+        "answers-cut-short-unnoticed",
+        "9e-59",
+        "runtime/cut_short.py",
+        'if output.finish_reason == "length" and produced < params.max_tokens:',
+        'if output.finish_reason == "length" and produced == 0:',
+        test="tests/test_compare.py::test_answers_that_the_models_length_cuts_short_are_refused",
+        expects=_NOT_RAISED,
+        text=_TEXT,
+    ),
+    mutation(
         "record-edited-unnoticed",
         "9e-60",
         _RECORDS,
