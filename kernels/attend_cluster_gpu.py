@@ -62,9 +62,9 @@ def pairs_with(mma: Any, pair: Any, span: Any, see: Any) -> Any:
             entry = tile_entry(block_tables, table_row, start, block_size, page_share)
             ahead_entry = tile_entry(block_tables, table_row, i32(start - places), block_size, page_share)
         if start >= lowest:
-            fetch_tile_keys(mine, k_cache, block_tables, table_row, kv_head, start, entry, limit, page_share)
+            fetch_tile_keys(mine, k_cache, block_tables, table_row, kv_head, start, entry, limit, keys, page_share)
             values = u32(mine + u32(_VALUES))
-            fetch_tile_values(values, v_cache, block_tables, table_row, kv_head, start, entry, limit, page_share)
+            fetch_tile_values(values, v_cache, block_tables, table_row, kv_head, start, entry, limit, keys, page_share)
         wait_for_launches()
         let_next_launch_start()
         if i32(block_place + skipped) < tiles:

@@ -166,8 +166,6 @@ def tiles_with(mma: Any, pair: Any, span: Any = all_before, see: Any = visible) 
                 if warp >= warps:
                     who = pairs
             if together:  # many keys of this step: the warps of the block share them
-                wait_copies()
-                cuda.syncthreads()
                 mixed = first_fresh(keys, limit, places, skipped)
                 while i32(mixed * i32(_KEYS)) < keys:
                     part = part_of(mixed, places, skipped, block_place)
@@ -181,7 +179,6 @@ def tiles_with(mma: Any, pair: Any, span: Any = all_before, see: Any = visible) 
                         )  # fmt: skip
                     mixed = i32(mixed + i32(1))
             elif tile >= lowest and begin < end:
-                wait_copies()
                 warp_barrier()
                 new_keys(
                     base, k_cache, v_cache, qkv, k_gain, table, slot_mapping, width, token, key_at, before, tile, begin, end,
@@ -205,7 +202,7 @@ def tiles_with(mma: Any, pair: Any, span: Any = all_before, see: Any = visible) 
                 ahead = i32(tile - places)
                 entry = ahead_entry
                 if ahead >= lowest:
-                    fetch_tile_keys(mine, k_cache, block_tables, table_row, kv_head, ahead, entry, limit, page_share)
+                    fetch_tile_keys(mine, k_cache, block_tables, table_row, kv_head, ahead, entry, limit, keys, page_share)
                     if i32(ahead - places) >= lowest:
                         ahead_entry = tile_entry(block_tables, table_row, i32(ahead - places), block_size, page_share)
                 else:
@@ -272,7 +269,7 @@ def tiles_with(mma: Any, pair: Any, span: Any = all_before, see: Any = visible) 
                 begun = True
                 if ahead >= lowest:
                     at = u32(mine + u32(_VALUES))
-                    fetch_tile_values(at, v_cache, block_tables, table_row, kv_head, ahead, entry, limit, page_share)
+                    fetch_tile_values(at, v_cache, block_tables, table_row, kv_head, ahead, entry, limit, keys, page_share)
                 else:
                     commit_copies()
             tile = i32(tile - places)

@@ -57,54 +57,70 @@ def copy_size(valid):
 
 
 @device_function
-def fetch_tile_keys(to, k_cache, block_tables, table_row, kv_head, tile, entry, limit, share):
-    """Sixteen keys under way to a lane's slots `to`: zeros from key `limit` on."""
+def is_fetched(row, count, behind):
+    """Is a row of a tile copied: cells of the cache, and zeros behind the last key? Rows between are new, and stored by hand."""
+    return row < count or row >= behind
+
+
+@device_function
+def copy_two(to, cache, offset, size, step):
+    """32 dims and 32 more, `step` bytes further on."""
+    copy16(to, cache, offset, size)
+    copy16(u32(to + step), cache, offset + i64(32), size)
+
+
+@device_function
+def fetch_tile_keys(to, k_cache, block_tables, table_row, kv_head, tile, entry, limit, keys, share):
+    """Sixteen keys under way to a lane's slots `to`, zeros from key `keys` on; slots of keys limit .. keys are left alone."""
     block_size, head_dim = i32(k_cache.shape[1]), i32(k_cache.shape[3])
     row, column = i32(lane() >> i32(2)), i64(i32((lane() & i32(3)) * i32(8)))
-    count, stride = i32(limit - tile * i32(_KEYS)), i32(i32(k_cache.shape[2]) * head_dim)
-    start = cache_offset(k_cache, entry, kv_head) + column
-    near, far = start + row_offset(row, count, stride), start + row_offset(i32(row + i32(8)), count, stride)
+    far_row, count, behind = i32(row + i32(8)), i32(limit - tile * i32(_KEYS)), i32(keys - tile * i32(_KEYS))
+    start, stride = cache_offset(k_cache, entry, kv_head) + column, i32(i32(k_cache.shape[2]) * head_dim)
+    near, far = start + row_offset(row, count, stride), start + row_offset(far_row, count, stride)
     if i32(block_size & i32(_KEYS - 1)) != i32(0):
         near = loose_offset(k_cache, block_tables, table_row, kv_head, tile, row, limit, share) + column
-        far = loose_offset(k_cache, block_tables, table_row, kv_head, tile, i32(row + i32(8)), limit, share) + column
-    size, far_size, half = copy_size(row < count), copy_size(i32(row + i32(8)) < count), u32(head_dim * i32(16))
-    copy16(to, k_cache, near, size)
-    copy16(u32(to + u32(512)), k_cache, near + i64(32), size)
-    copy16(u32(to + half), k_cache, far, far_size)
-    copy16(u32(to + half + u32(512)), k_cache, far + i64(32), far_size)
-    if head_dim > i32(64):
-        copy16(u32(to + u32(1024)), k_cache, near + i64(64), size)
-        copy16(u32(to + u32(1536)), k_cache, near + i64(96), size)
-        copy16(u32(to + half + u32(1024)), k_cache, far + i64(64), far_size)
-        copy16(u32(to + half + u32(1536)), k_cache, far + i64(96), far_size)
+        far = loose_offset(k_cache, block_tables, table_row, kv_head, tile, far_row, limit, share) + column
+    size, far_size, half = copy_size(row < count), copy_size(far_row < count), u32(head_dim * i32(16))
+    if is_fetched(row, count, behind):
+        copy_two(to, k_cache, near, size, u32(512))
+        if head_dim > i32(64):
+            copy_two(u32(to + u32(1024)), k_cache, near + i64(64), size, u32(512))
+    if is_fetched(far_row, count, behind):
+        copy_two(u32(to + half), k_cache, far, far_size, u32(512))
+        if head_dim > i32(64):
+            copy_two(u32(to + half + u32(1024)), k_cache, far + i64(64), far_size, u32(512))
     commit_copies()
 
 
 @device_function
-def fetch_tile_values(to, v_cache, block_tables, table_row, kv_head, tile, entry, limit, share):
+def fetch_value(to, v_cache, offset, row, count, behind, head_dim):
+    """A lane's dims of one value."""
+    if is_fetched(row, count, behind):
+        size = copy_size(row < count)
+        copy16(to, v_cache, offset, size)
+        if head_dim > i32(64):
+            copy16(u32(to + u32(2048)), v_cache, offset + i64(64), size)
+
+
+@device_function
+def fetch_tile_values(to, v_cache, block_tables, table_row, kv_head, tile, entry, limit, keys, share):
     """The same for the values."""
     block_size, head_dim = i32(v_cache.shape[1]), i32(v_cache.shape[3])
     row, column = i32((lane() & i32(3)) * i32(2)), i64(i32((lane() >> i32(2)) * i32(8)))
-    count, stride = i32(limit - tile * i32(_KEYS)), i32(i32(v_cache.shape[2]) * head_dim)
-    start = cache_offset(v_cache, entry, kv_head) + column
-    a, b = start + row_offset(row, count, stride), start + row_offset(i32(row + i32(1)), count, stride)
-    c, d = start + row_offset(i32(row + i32(8)), count, stride), start + row_offset(i32(row + i32(9)), count, stride)
+    second, third, fourth = i32(row + i32(1)), i32(row + i32(8)), i32(row + i32(9))
+    count, behind = i32(limit - tile * i32(_KEYS)), i32(keys - tile * i32(_KEYS))
+    start, stride = cache_offset(v_cache, entry, kv_head) + column, i32(i32(v_cache.shape[2]) * head_dim)
+    a, b = start + row_offset(row, count, stride), start + row_offset(second, count, stride)
+    c, d = start + row_offset(third, count, stride), start + row_offset(fourth, count, stride)
     if i32(block_size & i32(_KEYS - 1)) != i32(0):
         a = loose_offset(v_cache, block_tables, table_row, kv_head, tile, row, limit, share) + column
-        b = loose_offset(v_cache, block_tables, table_row, kv_head, tile, i32(row + i32(1)), limit, share) + column
-        c = loose_offset(v_cache, block_tables, table_row, kv_head, tile, i32(row + i32(8)), limit, share) + column
-        d = loose_offset(v_cache, block_tables, table_row, kv_head, tile, i32(row + i32(9)), limit, share) + column
-    a_size, b_size = copy_size(row < count), copy_size(i32(row + i32(1)) < count)
-    c_size, d_size = copy_size(i32(row + i32(8)) < count), copy_size(i32(row + i32(9)) < count)
-    copy16(to, v_cache, a, a_size)
-    copy16(u32(to + u32(512)), v_cache, b, b_size)
-    copy16(u32(to + u32(1024)), v_cache, c, c_size)
-    copy16(u32(to + u32(1536)), v_cache, d, d_size)
-    if head_dim > i32(64):
-        copy16(u32(to + u32(2048)), v_cache, a + i64(64), a_size)
-        copy16(u32(to + u32(2560)), v_cache, b + i64(64), b_size)
-        copy16(u32(to + u32(3072)), v_cache, c + i64(64), c_size)
-        copy16(u32(to + u32(3584)), v_cache, d + i64(64), d_size)
+        b = loose_offset(v_cache, block_tables, table_row, kv_head, tile, second, limit, share) + column
+        c = loose_offset(v_cache, block_tables, table_row, kv_head, tile, third, limit, share) + column
+        d = loose_offset(v_cache, block_tables, table_row, kv_head, tile, fourth, limit, share) + column
+    fetch_value(to, v_cache, a, row, count, behind, head_dim)
+    fetch_value(u32(to + u32(512)), v_cache, b, second, count, behind, head_dim)
+    fetch_value(u32(to + u32(1024)), v_cache, c, third, count, behind, head_dim)
+    fetch_value(u32(to + u32(1536)), v_cache, d, fourth, count, behind, head_dim)
     commit_copies()
 
 
