@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from graphs.arrays import LayerArrays
 from graphs.launch import Array
 from graphs.ops import ForwardPass
-from kernels.attend import BLOCK_PAIRS, attend_rows
+from kernels.attend import BLOCK_PAIRS, NARROW_HEAD, attend_rows, attend_wide_rows
 from kernels.attend_step import CLUSTER, PAIRS, WARPS, attend_step, norm_attend_step
 from kernels.rotate import norm_rotate_store, rotate_store
 
@@ -23,13 +23,16 @@ CLUSTERS = (CLUSTER, CLUSTER // 2, CLUSTER // 4)
 _PLAIN = {size: replace(attend_step, cluster=size) for size in CLUSTERS}
 _NORMED = {size: replace(norm_attend_step, cluster=size) for size in CLUSTERS}
 
-_ROW_BLOCKS = 396
-"""Of a larger step: three on each multiprocessor."""
+_ROW_BLOCKS = {False: 528, True: 264}
+"""Blocks of a larger step that an H200 has room for at once, of heads of 64 dims and of wide ones."""
 
-ROW_CLUSTERS = (4, 2, 1)
-"""Blocks that share the keys of a tile of pairs of a larger step, whose few tiles would not fill the GPU."""
+_MOST_SHARING = 8
 
-_ROWS = {size: replace(attend_rows, cluster=size) for size in ROW_CLUSTERS}
+_ROWS = {
+    (wide, size): replace(kernel, cluster=size)
+    for wide, kernel in ((False, attend_rows), (True, attend_wide_rows))
+    for size in range(1, _MOST_SHARING + 1)
+}
 
 FEW_ROWS = 128
 """Rows of a step up to which it is one launch: each tile of pairs rotates the keys of its request's earlier rows anew."""
@@ -50,9 +53,9 @@ def row_tiles(rows: int, requests: int, num_heads: int, num_kv_heads: int) -> in
     return -(-rows * (num_heads // num_kv_heads) // BLOCK_PAIRS) + requests - 1
 
 
-def row_cluster_blocks(tiles: int) -> int:
-    """Blocks that share the keys of each of so many tiles of a larger step."""
-    return next((size for size in ROW_CLUSTERS if size * tiles <= _ROW_BLOCKS), 1)
+def row_cluster_blocks(tiles: int, room: int) -> int:
+    """Blocks that share the keys of each of so many tiles of a larger step: as many as fill the GPU once."""
+    return min(max(room // tiles, 1), _MOST_SHARING)
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,8 @@ class StepAttention:
         shape, tokens, inputs = run.model.shape, run.num_tokens, run.step.inputs
         heads, kv_heads = shape.num_heads, shape.num_kv_heads
         tiles = row_tiles(tokens, run.most_requests, heads, kv_heads)
-        kernel = _ROWS[row_cluster_blocks(tiles * kv_heads)]
+        wide = shape.head_dim > NARROW_HEAD
+        kernel = _ROWS[wide, row_cluster_blocks(tiles * kv_heads, _ROW_BLOCKS[wide])]
         arrays = (run.scratch.attention[:tokens], self.query[:tokens], layer.k_cache, layer.v_cache)
         where = (run.state.block_tables, run.step.positions[:tokens], inputs.idx_mapping, inputs.query_start_loc, heads)
         scale = float(shape.head_dim) ** -0.5

@@ -25,10 +25,14 @@ CHUNK_KEYS = 64
 BLOCK_PAIRS = 64
 """Pairs that a block of the GPU's form takes: sixteen of each of four warps."""
 
+NARROW_HEAD = 64
+"""Longest head that `attend_rows` takes on a GPU in 16 bits; `attend_wide_rows` has registers for more."""
+
 MAX_HEAD_DIM = 128
 """Longest head: a block's sums, and the keys and values that are under way to it, fill its shared memory."""
 
 _UNITS = 4  # warps that sum values; their sums [_UNITS, PAIRS, SLAB] take the place of the keys, once these were used
+_REGISTERS = 128  # four blocks on a multiprocessor
 _SCORES = PAIRS * CHUNK_KEYS
 _RUNNING = PAIRS * MAX_HEAD_DIM
 
@@ -72,13 +76,17 @@ def _gpu_rows(out: Any, query: Any, k_cache: Any, *rest: Any) -> Any:
     return attend_rows_gpu.ROWS.get(str(k_cache.dtype)) if str(query.dtype) == str(k_cache.dtype) else None
 
 
+def _gpu_wide_rows(out: Any, query: Any, k_cache: Any, *rest: Any) -> Any:
+    return attend_rows_gpu.WIDE_ROWS.get(str(k_cache.dtype)) if str(query.dtype) == str(k_cache.dtype) else None
+
+
 def _gpu_has_rows(query: Any, k_cache: Any) -> Any:
     return attend_rows_gpu.yes if _gpu_rows(None, query, k_cache) else None
 
 
 @primitive(_gpu_has_rows)
 def has_tensor_rows(query, k_cache):
-    """Does `tensor_rows` do all the work?"""
+    """Do `tensor_rows` and `tensor_wide_rows` do all the work?"""
     return False
 
 
@@ -87,10 +95,18 @@ def tensor_rows(
     out, query, k_cache, v_cache, block_tables, positions, idx_mapping, query_start_loc, num_heads, scale, num_requests, keys,
     values, stats,
 ):  # fmt: skip
-    """What `attend_requests` does, on a GPU with queries and a cache in 16 bits, for hd = 64 or 128; nothing elsewhere.
+    """What `attend_requests` does, on a GPU with queries and a cache in 16 bits, for hd = 64; nothing elsewhere.
 
     keys, values: float32 shared [RING]; stats: float32 shared [PAIRS * CHUNK_KEYS].
     """
+
+
+@primitive(_gpu_wide_rows)
+def tensor_wide_rows(
+    out, query, k_cache, v_cache, block_tables, positions, idx_mapping, query_start_loc, num_heads, scale, num_requests, keys,
+    values, stats,
+):  # fmt: skip
+    """The same for hd = 128."""
 
 
 @device_function
@@ -223,7 +239,7 @@ def attend_requests(
         request += i32(cuda.gridDim.z)
 
 
-@kernel(writes=("out",), overlap=True)
+@kernel(writes=("out",), max_registers=_REGISTERS, overlap=True)
 def attend_rows(
     out, query, k_cache, v_cache, block_tables, positions, idx_mapping, query_start_loc, num_heads, scale, num_requests
 ):
@@ -235,7 +251,8 @@ def attend_rows(
     Args:
         out: [T, nh * hd], any storage type.
         query: [T, nh * hd], rotated queries.
-        k_cache, v_cache: [blocks, block_size, nkv, hd], the step's own keys included (kernels/rotate.py); hd <= MAX_HEAD_DIM.
+        k_cache, v_cache: [blocks, block_size, nkv, hd], the step's own keys included (kernels/rotate.py); hd <= MAX_HEAD_DIM,
+            and 64 on a GPU in 16 bits.
         block_tables: int32 [N, B]; an entry below 0 is read as block 0 (its row is thrown away).
         positions: int32 [T], ascending within a request.
         idx_mapping: int32 [R], slot of a request.
@@ -260,6 +277,36 @@ def attend_rows(
     let_next_launch_start()
     if has_tensor_rows(query, k_cache):
         tensor_rows(
+            out, query, k_cache, v_cache, block_tables, positions, idx_mapping, query_start_loc, num_heads, scale, num_requests,
+            sums, value_ring, scores,
+        )  # fmt: skip
+    else:
+        attend_requests(
+            out, query, k_cache, v_cache, block_tables, positions, idx_mapping, query_start_loc, num_heads, scale, num_requests,
+            scores, sums, value_ring, largest, normalizer, running, running_largest, running_normalizer,
+        )  # fmt: skip
+
+
+@kernel(writes=("out",), overlap=True)
+def attend_wide_rows(
+    out, query, k_cache, v_cache, block_tables, positions, idx_mapping, query_start_loc, num_heads, scale, num_requests
+):
+    """`attend_rows`, whose 16-bit form on a GPU takes heads of 128 dims, with the registers that these need.
+
+    Args: as in `attend_rows`. Launch and ownership as there. Oracle: oracle_fused.attend.
+    """
+    scores = cuda.shared.array(_SCORES, f32)
+    sums = cuda.shared.array(RING, f32)
+    value_ring = cuda.shared.array(RING, f32)
+    largest = cuda.shared.array(PAIRS, f32)
+    normalizer = cuda.shared.array(PAIRS, f32)
+    running = cuda.shared.array(_RUNNING, f32)
+    running_largest = cuda.shared.array(PAIRS, f32)
+    running_normalizer = cuda.shared.array(PAIRS, f32)
+    wait_for_launches()
+    let_next_launch_start()
+    if has_tensor_rows(query, k_cache):
+        tensor_wide_rows(
             out, query, k_cache, v_cache, block_tables, positions, idx_mapping, query_start_loc, num_heads, scale, num_requests,
             sums, value_ring, scores,
         )  # fmt: skip

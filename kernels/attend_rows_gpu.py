@@ -185,8 +185,8 @@ def _tiles_with(mma: Any, pair: Any, head_dim: int) -> Any:
     return attend_pairs
 
 
-def _rows(mma: Any, pair: Any) -> Callable[..., Any]:
-    attend_64, attend_128 = _tiles_with(mma, pair, 64), _tiles_with(mma, pair, 128)
+def _rows(mma: Any, pair: Any, head_dim: int) -> Callable[..., Any]:
+    attend_pairs = _tiles_with(mma, pair, head_dim)
 
     def rows_form(
         out, query, k_cache, v_cache, block_tables, positions, idx_mapping, query_start_loc, num_heads, scale, num_requests, keys,
@@ -210,16 +210,10 @@ def _rows(mma: Any, pair: Any) -> Callable[..., Any]:
                 table_row = i32(element(idx_mapping, i64(request)) * i32(block_tables.shape[1]))
                 kv_head = i32(cuda.blockIdx.y)
                 while kv_head < kv_heads:
-                    if i32(k_cache.shape[3]) > i32(64):
-                        attend_128(
-                            out, query, k_cache, v_cache, block_tables, positions, table_row, kv_head, token, group, first_pair,
-                            pairs, scale, key_base, value_base, stat_base, rank, ranks,
-                        )  # fmt: skip
-                    else:
-                        attend_64(
-                            out, query, k_cache, v_cache, block_tables, positions, table_row, kv_head, token, group, first_pair,
-                            pairs, scale, key_base, value_base, stat_base, rank, ranks,
-                        )  # fmt: skip
+                    attend_pairs(
+                        out, query, k_cache, v_cache, block_tables, positions, table_row, kv_head, token, group, first_pair, pairs,
+                        scale, key_base, value_base, stat_base, rank, ranks,
+                    )  # fmt: skip
                     kv_head = i32(kv_head + i32(cuda.gridDim.y))
                 index = i32(index + clusters * i32(cuda.gridDim.z))
             else:
@@ -233,5 +227,9 @@ def yes(query, k_cache):
     return True
 
 
-ROWS = {"uint16": _rows(mma_bfloat16, pair_bfloat16), "float16": _rows(mma_float16, pair_float16)}
-"""By the type of queries and cache; anything else runs in the common form."""
+def _of_types(head_dim: int) -> dict[str, Callable[..., Any]]:
+    """By the type of queries and cache; anything else runs in the common form."""
+    return {"uint16": _rows(mma_bfloat16, pair_bfloat16, head_dim), "float16": _rows(mma_float16, pair_float16, head_dim)}
+
+
+ROWS, WIDE_ROWS = _of_types(64), _of_types(128)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kernels import oracle_fused as oracle
-from kernels.attend import attend_rows
+from kernels.attend import attend_rows, attend_wide_rows
 from tests.fused_cases import check
 from tests.kernel_cases import Launch, floats
 from tests.storage_cases import stored, widened
@@ -87,7 +87,8 @@ def test_attention_of_many_rows(
     parts: dict[str, Any] = {}
     for name in ("attend_slab_gpu", "attend_split_gpu", "attend_rows_gpu"):
         parts[name] = gpu_module(name, warp, **parts)
-    form = parts["attend_rows_gpu"].ROWS[NUMPY[storage]]
+    forms = parts["attend_rows_gpu"].ROWS if head_dim == 64 else parts["attend_rows_gpu"].WIDE_ROWS
+    form = forms[NUMPY[storage]]
     warp.run(form, *args.values(), np.array([1.0]), np.array([2.0]), np.array([3.0]))
     np.testing.assert_allclose(widened(args["out"]), expected, rtol=2e-2, atol=2e-2)
 
@@ -110,5 +111,5 @@ def test_attention_of_many_rows_on_a_gpu(
     head_dim: int, block_size: int, group: int, kv_heads: int, requests: list[tuple[int, int]], storage: str, cluster: int
 ) -> None:
     args = rows_case(storage, head_dim, block_size, group, kv_heads, requests)
-    launch, kernel = Launch("cuda", (5, 2), 128), replace(attend_rows, cluster=cluster)
+    launch, kernel = Launch("cuda", (5, 2), 128), replace(attend_rows if head_dim == 64 else attend_wide_rows, cluster=cluster)
     check(launch, kernel, args, {"out": expected_rows(args)}, storage)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kernels import oracle_fused as oracle
-from kernels.attend import attend_rows
+from kernels.attend import attend_rows, attend_wide_rows
 from kernels.lang import Kernel
 from kernels.rotate import norm_rotate_store, rotate_store
 from tests.fused_cases import EPS, STORAGE, TABLES, attend_case, check, out_of, warps, wide_args
@@ -74,4 +74,4 @@ def test_attend_rows_across_chunks(launch: Launch, storage: str) -> None:
         args["k_cache"][TABLES[slot, :3], :, :, 0] = stored(ramp, storage)
     args["query"][:6, ::head_dim] = stored(np.ones(1, np.float32), storage)[0]
     finite = {name: stored(np.nan_to_num(widened(args[name])), storage) for name in ("k_cache", "v_cache")}
-    check(launch, attend_rows, rows_args(args | finite), {"out": expected_attention(args | finite)}, storage)
+    check(launch, attend_wide_rows, rows_args(args | finite), {"out": expected_attention(args | finite)}, storage)
