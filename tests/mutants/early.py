@@ -68,6 +68,16 @@ MUTATIONS: tuple[Mutation, ...] = (
         expects="AssertionError",
     ),
     mutation(
+        "zeros-over-the-keys-of-the-step",
+        "9d-49",
+        "kernels/attend_pages_gpu.py",
+        "    return row < count or row >= behind\n",
+        "    return True\n",
+        test="tests/test_gpu_attend.py::test_a_step_of_attention[bfloat16-True-64-32-12-8-2-2-1]",
+        text="right wherever the copies from the cache arrive before the projection does",
+        expects="AssertionError",
+    ),
+    mutation(
         "poison-that-comes-late",
         "9a-15",
         _DEVICE,
