@@ -20,7 +20,7 @@ RING = np.ones(1, np.float32)  # its slots are the emulator's own
         ("bfloat16", 64, 192, 264, 192, 1),  # all tokens; the ring of three turns, the last chunk is not whole
         ("bfloat16", 17, 120, 320, 128, 1),
         ("float16", 5, 200, 64, 192, 2),  # no column left for the second block
-        ("bfloat16", 40, 128, 648, 128, 2),
+        ("bfloat16", 40, 128, 200, 128, 2),
     ],
 )
 def test_products(storage: str, tokens: int, outputs: int, depth: int, height: int, ranks: int) -> None:

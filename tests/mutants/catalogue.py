@@ -17,6 +17,7 @@ from tests.mutants import (
     slots,
     stepping,
     verify,
+    wide,
 )
 from tests.mutants.mutation import Mutation
 
@@ -35,4 +36,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     *asking.MUTATIONS,
     *early.MUTATIONS,
     *opening.MUTATIONS,
+    *wide.MUTATIONS,
 )
