@@ -14,9 +14,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from graphs.arrays import DecoderShape, LayerArrays
+from graphs.flow_ops import FlowLayout, flow_layouts_of
 from graphs.launch import Array
 from graphs.ops import AttentionOps, ForwardPass
 from graphs.plain_ops import Stripes, norm_threads, record_argmax
+from graphs.wide_ops import WideLayout, wide_layouts_of
 from kernels.attend_step import MAX_HEAD_DIM
 from kernels.behind_product import EIGHT, add_squares, norm_swiglu
 from kernels.bias import add_bias
@@ -110,6 +112,17 @@ _SPREAD = {
 }
 
 
+Form = Layout | FlowLayout | WideLayout
+"""How a product of our own is laid out."""
+
+
+def forms_of(name: str, outputs: int, depth: int) -> list[Form | None]:
+    """The forms of a product to choose from: our layouts, those for large weights, those for many rows, and last the library's
+    product."""
+    shape = name, outputs, depth
+    return [*layouts_of(*shape), *flow_layouts_of(*shape), *wide_layouts_of(*shape), None]
+
+
 def layouts_of(name: str, outputs: int, depth: int) -> list[Layout]:
     """The layouts of a product worth measuring, the usual one first: it is what batch_invariant takes. name: qkv, out, gate_up or
     down."""
@@ -160,14 +173,14 @@ class FusedOps:
         scratch: sized for the largest step.
         attention_ops: how attention is computed.
         stripes: the head is the library's product, with this scratch for the argmax behind it; None: our own.
-        layouts: of products by name (`layouts_of`) where another than the usual one was measured faster; None: the library's
+        layouts: of products by name (`forms_of`) where another than the usual one was measured faster; None: the library's
             product is faster.
     """
 
     scratch: FusedScratch
     attention_ops: AttentionOps
     stripes: Stripes | None = None
-    layouts: Mapping[str, Layout | None] = field(default_factory=dict)
+    layouts: Mapping[str, Form | None] = field(default_factory=dict)
 
     def embed(self, run: ForwardPass, norm: Array) -> None:
         tokens, written = run.num_tokens, self._residual_and_norm(run)
@@ -182,6 +195,8 @@ class FusedOps:
         layout, eps = self._layout("qkv", layer.qkv), run.model.shape.rms_norm_eps
         if layout is None:
             run.launch.matmul(qkv, run.scratch.normed[:tokens], layer.qkv, run.live)
+        elif isinstance(layout, FlowLayout | WideLayout):
+            layout.record_project(run, qkv, *self._product_input(run), layer.qkv, self._scaled(run))
         else:
             threads = 32 * (layout.warps + 1)
             arguments = (qkv, *self._product_input(run), layer.qkv, eps, self._scaled(run), layout.parts, run.live)
@@ -211,6 +226,9 @@ class FusedOps:
             behind = (activated, gate_up, squares, normed.shape[1], eps, self._scaled(run), run.live)
             run.launch.launch(norm_swiglu, _sharing_grid(activated), _SHARING_THREADS, *behind)
             return
+        if isinstance(layout, FlowLayout | WideLayout):
+            layout.record_gate_up(run, *self._product_input(run), layer, self._scaled(run))
+            return
         threads = 32 * (layout.warps + 1)
         arguments = (
             activated,
@@ -238,8 +256,12 @@ class FusedOps:
             record_argmax(run, num_logits, self.stripes)
             return
         best_value, best_column = self.scratch.best_value, self.scratch.best_column
-        arguments = (logits, best_value, best_column, rows, run.model.head, shape.vocab_size, live)
-        launch.launch(project_argmax, best_value.shape[0], HEAD_THREADS, *arguments)
+        layout = self.layouts.get("head")
+        if isinstance(layout, FlowLayout):
+            best_value, best_column = layout.record_head(run, logits, (best_value, best_column), rows, live)
+        else:
+            arguments = (logits, best_value, best_column, rows, run.model.head, shape.vocab_size, live)
+            launch.launch(project_argmax, best_value.shape[0], HEAD_THREADS, *arguments)
         out = scratch.row_argmax[:num_logits]
         launch.launch(best_of_stripes, num_logits, THREADS, out, best_value, best_column, live)
 
@@ -250,13 +272,18 @@ class FusedOps:
     def _product_input(self, run: ForwardPass) -> tuple[Array, Array]:
         return self._residual_and_norm(run)[1:]
 
-    def _layout(self, name: str, weight: Array) -> Layout | None:
+    def _layout(self, name: str, weight: Array) -> Form | None:
         return self.layouts[name] if name in self.layouts else layouts_of(name, *weight.shape)[0]
 
     def _project_residual(self, run: ForwardPass, name: str, x: Array, weight: Array, norm: Array) -> None:
         layout, written, eps = self._layout(name, weight), self._residual_and_norm(run), run.model.shape.rms_norm_eps
         tokens, launch, whole = run.num_tokens, run.launch, self._whole_norm(run, name)
         tap = run.tap if name == "down" else None
+        if isinstance(layout, FlowLayout | WideLayout):
+            layout.record_residual(run, written, x, weight, norm, tapped=tap is not None)
+            if whole:
+                self._norm(run, norm)
+            return
         if layout is not None:
             threads, last = 32 * layout.warps, (layout.parts, run.live)
             if tap is None:

@@ -99,9 +99,10 @@ def bind_launch(stream: CudaStream, kernel: Kernel, grid: Grid, block: int, args
             words.append(ctypes.c_int32(int(value)) if whole else ctypes.c_float(float(value)))
             types.append(int32 if whole else float32)
     function, (x, y, z) = stream.device.compile(kernel, tuple(types), block), (*_axes(grid), 1, 1)[:3]
-    cluster = kernel.cluster if stream.device.facts.compute_capability >= HOPPER else 1
+    hopper = stream.device.facts.compute_capability >= HOPPER
+    cluster = kernel.cluster if hopper else 1
     can_overlap = kernel.overlap and stream.device.overlaps
-    shared = kernel.shared
+    shared = kernel.shared if hopper else 0
     if shared:
         with stream.device.reports(f"shared memory of {kernel.name}"):
             allow_shared(function, shared)

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from graphs.cpu_executor import CpuExecutor
-from graphs.fused_ops import FusedOps, layouts_of
+from graphs.flow_ops import FlowLayout
+from graphs.fused_ops import FusedOps, forms_of, layouts_of
 from graphs.ops import HeadOps, OpTable
 from graphs.plain_ops import PlainOps
 from runtime import forward_rig
@@ -28,6 +29,8 @@ from tests.test_bench_kernels import tiny
 
 KEY = {"device": "a GPU", "rows": [1, 8]}
 FIRST = {"down": 0, "gate_up": 0, "out": 0, "qkv": 0}
+LARGE = (6144, 4096)
+FORMS = forms_of("qkv", *LARGE)
 ALGORITHMS = dict.fromkeys(("down", "gate_up", "head", "out", "qkv"), "")
 MEASURED = Measured(
     [1, 8],
@@ -35,7 +38,7 @@ MEASURED = Measured(
     [20.0, 20.0],
     [5.0, 5.0],
     [4.0, 6.0],
-    [FIRST | {"qkv": 2, "gate_up": 3}, FIRST],
+    [FIRST | {"qkv": 2, "gate_up": len(forms_of("gate_up", *LARGE)) - 1}, FIRST],
     [ALGORITHMS | {"head": "00ff"}, ALGORITHMS],
 )
 SIZES = StepSizes(2, 7, 64, 16, 16, 1)
@@ -110,7 +113,7 @@ def sets_of(device: VirtualDevice, spec: ModelSpec) -> tuple[FusedOps, PlainOps]
 def test_each_row_count_gets_what_was_fastest() -> None:
     device = VirtualDevice(CpuExecutor(), poison=True)
     fused, library = sets_of(device, tiny("qwen3-8b"))
-    large = device.array("large", (6144, 4096), np.uint16)
+    large = device.array("large", LARGE, np.uint16)
     layer = SimpleNamespace(qkv=large, out=large, gate_up=large, down=large)
     table, said = table_of(MEASURED, fused, library, layer)  # type: ignore[arg-type]
     one, eight = table.for_rows(1), table.for_rows(2)
@@ -131,17 +134,34 @@ def test_each_row_count_gets_what_was_fastest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("times", "place"), [((1.0, 0.98, 0.97, 0.99), 2), ((1.0, 0.995, 0.991, 1.2), 0), ((1.0, 1.1, 1.2, 0.9), 3)]
+    ("times", "place"),
+    [({1: 0.98, 2: 0.97}, 2), ({1: 0.995, 2: 0.991}, 0), ({len(FORMS) - 1: 0.9}, len(FORMS) - 1)],
+    ids=["the fastest", "too little", "the library's"],
 )
 def test_a_form_takes_the_place_of_the_usual_one_if_it_gains_what_counts(
-    monkeypatch: pytest.MonkeyPatch, times: tuple[float, ...], place: int
+    monkeypatch: pytest.MonkeyPatch, times: dict[int, float], place: int
 ) -> None:
+    assert fastest_form(monkeypatch, 1, times) == place
+
+
+def test_weights_do_not_flow_where_they_would_be_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    flowing = next(place for place, form in enumerate(FORMS) if isinstance(form, FlowLayout))
+    assert fastest_form(monkeypatch, 8, {flowing: 0.5}) == flowing
+    assert fastest_form(monkeypatch, 16, {flowing: 0.5}) == 0
+
+
+def fastest_form(monkeypatch: pytest.MonkeyPatch, rows: int, times: dict[int, float]) -> int:
+    """The place chosen where the forms take these times, and others 1."""
+
+    def measure(device: Any, stream: Any, records: dict[str, Callable[[], None]]) -> dict[str, float]:
+        return {name: times.get(int(name.split()[1]), 1.0) for name in records}
+
     fused, _ = sets_of(VirtualDevice(CpuExecutor(), poison=True), tiny("qwen3-8b"))
-    large = SimpleNamespace(shape=(6144, 4096))
+    large = SimpleNamespace(shape=LARGE)
     chooser = OpsChooser(None, SimpleNamespace(layers=[SimpleNamespace(qkv=large)]), None)  # type: ignore[arg-type]
-    monkeypatch.setattr(choose_ops, "measure_in_turn", lambda device, stream, records: dict(zip(records, times, strict=True)))
-    run: Any = SimpleNamespace(launch=None)
-    assert chooser._fastest_form(run, fused, "qkv", {}) == place
+    monkeypatch.setattr(choose_ops, "measure_in_turn", measure)
+    run: Any = SimpleNamespace(launch=None, num_tokens=rows)
+    return chooser._fastest_form(run, fused, "qkv", {})
 
 
 def test_a_second_start_remembers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -174,11 +194,11 @@ def test_a_second_start_remembers(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     first = OpsChooser(device, model, scratch)(fused, library)
     forms = [f"{name} {place}" for name in ("down", "gate_up", "out", "qkv") for place in (0, 1)]  # ours, and the library's
     whole = ["fused_layers", "library_layers", "fused_head", "library_head"]
-    assert runs == (forms + whole) * 5  # 1, 2, 4, 8 and 16 rows
+    assert runs == (forms + forms + whole) * 5  # 1, 2, 4, 8 and 16 rows
     chosen = [(rows, ALGORITHMS | {"qkv": f"{rows:02x}"}) for rows in (1, 2, 4, 8, 16)]
     assert used == chosen
     again: tuple[OpTable, str] = OpsChooser(device, model, scratch)(fused, library)
-    assert len(runs) == 60
+    assert len(runs) == 100
     assert again == first
     assert used == chosen * 2
     assert "16 fused + fused" in first[1]

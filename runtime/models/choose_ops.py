@@ -23,9 +23,11 @@ import numpy as np
 
 from graphs.arrays import LayerArrays, ModelArrays, Scratch, SlotState, StepArrays, StepInputs
 from graphs.compile_cache import kernel_cache_dir
-from graphs.fused_ops import FusedOps, Layout, layouts_of
+from graphs.flow_ops import FlowLayout
+from graphs.fused_ops import FusedOps, forms_of
 from graphs.ops import ForwardPass, HeadOps, Ops, OpTable
 from graphs.plain_ops import PlainOps
+from kernels.tile import TILE_TOKENS
 from runtime.checkpoint.cache import cache_folder
 from runtime.models import choose_algorithms
 from runtime.models.choose_algorithms import measured_algorithms, use_algorithms
@@ -102,16 +104,11 @@ def _are_algorithms(values: Any) -> bool:
     return all(isinstance(value, str) and re.fullmatch("([0-9a-f]{2})*", value) for value in values.values())
 
 
-def forms_of(layer: LayerArrays, name: str) -> list[Layout | None]:
-    """The forms of a product to choose from: our layouts, and last the library's product."""
-    return [*layouts_of(name, *getattr(layer, name).shape), None]
-
-
 def laid_out(fused: FusedOps, layer: LayerArrays, places: dict[str, int]) -> FusedOps:
     """The set with the forms of these places among those of its products."""
-    layouts = {}
+    layouts = dict(fused.layouts)
     for name, place in places.items():
-        known = forms_of(layer, name)
+        known = forms_of(name, *getattr(layer, name).shape)
         layouts[name] = known[place] if place < len(known) else known[0]
     return replace(fused, layouts=layouts)
 
@@ -168,7 +165,7 @@ class OpsChooser:
             "dtype": str(self.model.head.dtype),
             "rows": self._rows(),
             "overlap": self.device.overlaps,
-            "layouts": {name: [asdict(layout) for layout in layouts_of(name, *getattr(layer, name).shape)] for name in PRODUCTS},
+            "layouts": {name: [str(form) for form in forms_of(name, *getattr(layer, name).shape)] for name in PRODUCTS},
             "sources": kernel_cache_dir().name,
         }
 
@@ -185,7 +182,7 @@ class OpsChooser:
             algorithms.append(measured_algorithms(self.device, run))
             use_algorithms(run, algorithms[-1])
             places = dict.fromkeys(PRODUCTS, 0)
-            for name in PRODUCTS:
+            for name in (*PRODUCTS, *PRODUCTS):  # once more between neighbours that have been chosen
                 places[name] = self._fastest_form(run, fused, name, places)
             layouts.append(places)
             own = laid_out(fused, self.model.layers[0], places)
@@ -240,11 +237,14 @@ class OpsChooser:
         """Place of the fastest among the forms of a product, between the others in the forms of `places`; the usual one where no
         other gains what counts."""
         records: dict[str, Callable[[], None]] = {}
-        for place in range(len(forms_of(self.model.layers[0], name))):
+        for place, form in enumerate(forms_of(name, *getattr(self.model.layers[0], name).shape)):
+            if isinstance(form, FlowLayout) and run.num_tokens > TILE_TOKENS:
+                continue  # it would read the weights once more for every eight rows
             ops = laid_out(fused, self.model.layers[0], places | {name: place})
             records[f"{name} {place}"] = lambda ops=ops: self._layers(run, ops)  # type: ignore[misc]
-        times = list(measure_in_turn(self.device, run.launch, records).values())
-        return times.index(min(times)) if min(times) < _MUST_GAIN * times[0] else 0
+        times = measure_in_turn(self.device, run.launch, records)
+        best = min(times, key=times.__getitem__)
+        return int(best.split()[1]) if times[best] < _MUST_GAIN * times[f"{name} 0"] else 0
 
     def _layers(self, run: ForwardPass, ops: Ops) -> None:
         for layer in self._measured_layers():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from graphs.arrays import Scratch
+from graphs.flow_ops import flow_layouts_of
 from graphs.fused_ops import FusedOps, FusedScratch, stripes_of, why_not_fused
 from graphs.launch import Array
 from graphs.ops import OpTable
@@ -95,7 +97,8 @@ def build_ops(
     if invariant:
         return OpTable(fused), "fused for every step: batch_invariant"
     if choice == "auto" and chooser is not None:
-        return chooser(fused, library)
+        flowing = flow_layouts_of("head", spec.vocab_size, spec.hidden_size)
+        return chooser(replace(fused, layouts={"head": flowing[0]}) if flowing else fused, library)
     rows = MOST_FUSED_ROWS if choice == "fused" else AUTO_FUSED_ROWS
     return OpTable(library, ((rows, fused),)), f"fused up to {rows} token rows, library products above"
 
