@@ -41,6 +41,7 @@ SIGNATURES: dict[str, str] = {
     "wide_project": "f2 s2 f2 s2 f i i1",
     "wide_gate_up": "s2 s2 f2 s2 f i i1",
     "wide_residual": "f2 s2 f2 s2 s2 f1 i1",
+    "wide_argmax": "f2 f2 i2 s2 s2 i i1",
     "wide_residual_tap": "f2 s2 f2 s2 s2 s2 f1 i i1",
     "norm_swiglu": "s2 f2 f2 i f i i1",
     "add_squares": "f2 s2 f2 f2 f1 i1",

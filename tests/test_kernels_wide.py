@@ -5,13 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kernels import oracle_fused as oracle
+from kernels.argmax import NO_TOKEN
+from kernels.head import best_of_stripes
+from kernels.wide_head import wide_argmax
 from kernels.wide_project import wide_gate_up, wide_project, wide_residual, wide_residual_tap
 from tests.fused_cases import STORAGE, check, out_of, warps, wide_args
-from tests.kernel_cases import Launch
+from tests.kernel_cases import Launch, untouched
 from tests.test_kernels_fused import SCALED, norm_case, residual_case
+from tests.test_kernels_head import head_case
 
 LAUNCHES = warps((2, 9), (4, 10))
 CLUSTERS = pytest.mark.parametrize("cluster", [1, pytest.param(4, marks=pytest.mark.gpu)])
@@ -84,3 +89,20 @@ def test_wide_residual_to_a_tap(launch: Launch, storage: str, cluster: int) -> N
     residual, normed, squares, features = oracle.project_residual_tap(**wide_args(args))
     expected, wide = {"normed": normed, "features": features}, {"residual": residual, "squares": squares}
     check(launch, replace(wide_residual_tap, cluster=cluster), wide_case(launch, args), expected, storage, wide=wide)
+
+
+@LAUNCHES
+@STORAGE
+@pytest.mark.parametrize(("count", "vocab_size", "padding"), [(1, 21, 3), (3, 40, 0), (17, 13, 3), (70, 30, 2), (9, 790, 10)])
+def test_wide_head_and_argmax(launch: Launch, storage: str, count: int, vocab_size: int, padding: int) -> None:
+    """Three stripes, the last of them without a tile where there are less than 385 columns."""
+    args = wide_case(launch, head_case(storage, count, vocab_size, padding, 3))
+    wide = wide_args(args)
+    logits = oracle.project_argmax(wide["logits"], wide["x"], wide["weight"], args["num_rows"])
+    held = check(launch, wide_argmax, args, {}, storage, wide={"logits": logits})
+    out = untouched(count + 1, dtype=np.int32)
+    launch.run(best_of_stripes, out, held["best_value"], held["best_column"], args["num_rows"])
+    best = held["logits"][:count, :vocab_size].argmax(axis=1)
+    best[1::3] = NO_TOKEN
+    np.testing.assert_array_equal(out[:count], best)
+    assert out[count] == -7
