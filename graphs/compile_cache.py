@@ -1,7 +1,8 @@
 """Where code that Numba compiled for a CPU is kept between processes.
 
 The folder is named after the digest of every source that is compiled: Numba's own cache looks at one file only, and would keep a
-kernel whose device functions (kernels/lang.py) have changed.
+kernel whose device functions (kernels/lang.py) have changed. The first process of a set of sources removes what was compiled of
+others and not used for a month (graphs/cache_age.py).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numba
 import numpy as np
 from numba.core import config as numba_config
 
+from graphs.cache_age import mark_used, prune
 from kernels import lang
 
 logger = logging.getLogger(__name__)
@@ -56,10 +58,13 @@ def _writable() -> Path | None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
-            return folder
+            pass
     except OSError as error:
         logger.warning("kernel cache %s cannot be written (%s): kernels are compiled anew by every process", folder, error.strerror)
         return None
+    if mark_used(folder):
+        prune(folder.parent, folder.name)
+    return folder
 
 
 def writable_cache_dir() -> Path | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from runtime.cli_bench import bench
+from runtime.cli_cache import cache
 from runtime.cli_compare import compare
 from runtime.cli_gates import gates
 from runtime.cli_profile import profile
@@ -51,6 +52,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(bench)
+app.command()(cache)
 app.command()(compare)
 app.command()(gates)
 app.command()(profile)

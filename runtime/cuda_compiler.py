@@ -8,7 +8,7 @@ from typing import Any
 
 import numba.core.config as numba_config
 
-from graphs.compile_cache import kernel_cache_dir
+from graphs.compile_cache import writable_cache_dir
 from graphs.direct_launch import function_of
 from kernels.lang import Kernel
 from runtime.errors import DeviceError
@@ -53,8 +53,11 @@ class CudaCompiler:
         if kernel in self._cached:
             return
         self._cached.add(kernel)
+        folder = writable_cache_dir()
+        if folder is None:
+            return
         before = numba_config.CACHE_DIR
-        numba_config.CACHE_DIR = str(kernel_cache_dir() / f"numba-cuda-{version('numba-cuda')}")
+        numba_config.CACHE_DIR = str(folder / f"numba-cuda-{version('numba-cuda')}")
         try:
             kernel.jit.enable_caching()
         except RuntimeError as error:
