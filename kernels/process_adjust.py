@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from kernels.argmax import float_order
+from kernels.argmax import float_of_order, float_order
 from kernels.block_reduce import block_largest
-from kernels.lang import MAX_THREADS, NEG_INF, cuda, device_function, f32, float_of_bits, i32, kernel, u64
+from kernels.lang import MAX_THREADS, NEG_INF, cuda, device_function, f32, i32, kernel, u64
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.penalties import penalised
+from kernels.process_row import AT_ONCE, four_of, part_of
 from kernels.project import ceil_div
 
 _LARGEST = f32(1e30)
 _LOWEST = i32(-2147483648)
-
-_AT_ONCE = 4
-"""Columns that a thread loads before it stores the first: a GPU waits once for all of them."""
 
 
 @device_function
 def finite(logit):
     """A logit within +-1e30, or -inf, which stands for NaN too: every row has a maximum that can be subtracted."""
     return min(logit, _LARGEST) if logit >= -_LARGEST else NEG_INF
-
-
-@device_function
-def float_of_order(order):
-    """The float that kernels.argmax.float_order made an integer of; -inf for the lowest integer, which stands for none."""
-    value = NEG_INF
-    if order > _LOWEST:
-        value = float_of_bits(order if order >= i32(0) else i32(_LOWEST - order))
-    return value
 
 
 @device_function
@@ -72,18 +61,15 @@ def _scale(processed, logits, row, begin, end, divisor):
     count = ceil_div(max(end - first, i32(0)), step)
     order = i32(_LOWEST)
     for nth in range(count >> i32(2)):
-        i = first + i32(nth) * i32(_AT_ONCE) * step
-        v0 = logits[row, u64(i)]
-        v1 = logits[row, u64(i + step)]
-        v2 = logits[row, u64(i + i32(2) * step)]
-        v3 = logits[row, u64(i + i32(3) * step)]
+        i = first + i32(nth) * i32(AT_ONCE) * step
+        v0, v1, v2, v3 = four_of(logits, row, i, step)
         v0, v1, v2, v3 = finite(v0 / divisor), finite(v1 / divisor), finite(v2 / divisor), finite(v3 / divisor)
         processed[row, u64(i)] = v0
         processed[row, u64(i + step)] = v1
         processed[row, u64(i + i32(2) * step)] = v2
         processed[row, u64(i + i32(3) * step)] = v3
         order = max(order, max(max(float_order(v0), float_order(v1)), max(float_order(v2), float_order(v3))))
-    for nth in range(count & i32(-_AT_ONCE), count):
+    for nth in range(count & i32(-AT_ONCE), count):
         i = first + i32(nth) * step
         value = finite(logits[row, u64(i)] / divisor)
         processed[row, u64(i)] = value
@@ -145,7 +131,6 @@ def adjust_logits(
     threads = i32(cuda.blockDim.x)
     vocab = i32(processed.shape[1])
     stripes = i32(best.shape[0])
-    width = ceil_div(vocab, stripes)
     for row in range(cuda.blockIdx.x, num_rows[0], cuda.gridDim.x):
         slot = i32(slot_of_row[row])
         if slot >= i32(0) and slot < i32(temperature.shape[0]):
@@ -155,8 +140,7 @@ def adjust_logits(
             divisor = temperature[slot] if temperature[slot] > f32(0.0) else f32(1.0)
             limited = restricted[slot] != i32(0)
             for stripe in range(cuda.blockIdx.y, stripes, cuda.gridDim.y):
-                begin = min(i32(stripe) * width, vocab)
-                end = min(i32(begin + width), vocab)
+                begin, end = part_of(vocab, stripe, stripes)
                 if not penalties and not limited and num_bias[slot] == i32(0):
                     order = _scale(processed, logits, row, begin, end, divisor)
                     largest = block_largest(float_of_order(order), scratch)
@@ -235,7 +219,6 @@ def forbid_tokens(
     threads = i32(cuda.blockDim.x)
     vocab = i32(processed.shape[1])
     stripes = i32(best.shape[0])
-    width = ceil_div(vocab, stripes)
     for row in range(cuda.blockIdx.x, num_rows[0], cuda.gridDim.x):
         slot = i32(slot_of_row[row])
         if slot >= i32(0) and slot < i32(history.shape[0]):
@@ -272,8 +255,8 @@ def forbid_tokens(
                 cuda.syncthreads()
                 if forbidden[0] != i32(0):
                     for stripe in range(stripes):
-                        begin = min(i32(stripe) * width, vocab)
-                        largest = stripe_maximum(processed, row, begin, min(i32(begin + width), vocab), scratch)
+                        begin, end = part_of(vocab, stripe, stripes)
+                        largest = stripe_maximum(processed, row, begin, end, scratch)
                         if tid == i32(0):
                             best[stripe, row] = largest
                 cuda.syncthreads()

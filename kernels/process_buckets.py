@@ -8,7 +8,7 @@ from kernels.exponential import exp
 from kernels.lang import MAX_THREADS, NEG_INF, cuda, device_function, f32, i32, i64, kernel
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.process_histogram import BUCKETS, LOSS, PER_UNIT, best_of_row, bucket_of, searched
-from kernels.process_search import FEW, LOWEST_LOGIT, WEIGHT_OF_BEST, share_of, threshold_of_row
+from kernels.process_search import FEW, LOWEST_LOGIT, WEIGHT_OF_BEST, first_reaching, share_of, sum_groups, threshold_of_row
 
 MEMBERS = 2048
 """Logits that are put in order at most; a power of two."""
@@ -23,23 +23,9 @@ LISTED, TOP_K_BUCKET, ABOVE_TOP_K, FIRST_BUCKET, ABOVE_FIRST, TOP_P_FROM, TOP_P_
 
 
 @device_function
-def _of_group(group, nth):
-    """A bucket of a group, the nth to be added: groups begin apart, so that threads side by side read other banks of memory."""
-    return i32(group * i32(_IN_GROUP) + ((i32(nth) + group) & i32(_IN_GROUP - 1)))
-
-
-@device_function
-def _first_reaching(values, groups, target, most):
+def _reaching(values, groups, target, most):
     """(bucket, sum above it): the first bucket with which the sum of `values` reaches target; `most` if it comes first, or none."""
-    above = i64(0)
-    g = i32(0)
-    while g < i32(_GROUPS) and above + groups[g] < target:
-        above += groups[g]
-        g += i32(1)
-    b = i32(g * i32(_IN_GROUP))
-    while b < i32(BUCKETS) and above + values[b] < target:
-        above += values[b]
-        b += i32(1)
+    b, above = first_reaching(values, groups, i32(_GROUPS), i32(_IN_GROUP), i64(0), target)
     if b > most:
         b = most
         above = i64(0)
@@ -109,13 +95,7 @@ def find_buckets(
                     counts[b] = histogram[row, 0, b]
                     b += threads
                 cuda.syncthreads()
-                g = tid
-                while g < _GROUPS:
-                    within = i64(0)
-                    for nth in range(_IN_GROUP):
-                        within += i64(counts[_of_group(g, nth)])
-                    sums[g] = within
-                    g += threads
+                sum_groups(counts, sums, i32(_GROUPS), i32(_IN_GROUP))
                 b = tid
                 while b < BUCKETS:
                     histogram[row, 0, b] = i32(0)
@@ -133,16 +113,8 @@ def find_buckets(
                         for g in range(_GROUPS):
                             total += sums[g]
                         if total > i64(top_k[slot]):
-                            above = i64(0)
-                            g = i32(0)
-                            while above + sums[g] < i64(top_k[slot]):
-                                above += sums[g]
-                                g += i32(1)
-                            b = i32(g * i32(_IN_GROUP))
-                            while above + i64(counts[b]) < i64(top_k[slot]):
-                                above += i64(counts[b])
-                                b += i32(1)
-                            k_bucket, above_k = b, above
+                            wanted = i64(top_k[slot])
+                            k_bucket, above_k = first_reaching(counts, sums, i32(_GROUPS), i32(_IN_GROUP), i64(0), wanted)
                     state[TOP_K_BUCKET] = i64(k_bucket)
                     state[ABOVE_TOP_K] = above_k
                     first = k_bucket
@@ -151,13 +123,8 @@ def find_buckets(
                         first = end if first < i32(0) else min(first, end)
                     state[FIRST_BUCKET] = i64(first)
                 cuda.syncthreads()
-                g = tid
-                while weighed and g < _GROUPS:
-                    within = i64(0)
-                    for nth in range(_IN_GROUP):
-                        within += masses[_of_group(g, nth)]
-                    sums[g] = within
-                    g += threads
+                if weighed:
+                    sum_groups(masses, sums, i32(_GROUPS), i32(_IN_GROUP))
                 cuda.syncthreads()
                 if tid == i32(0):
                     first = i32(state[FIRST_BUCKET])
@@ -174,8 +141,8 @@ def find_buckets(
                         # Members weigh by exp itself what the histogram has by a series: a millionth is room enough for both.
                         least_weight = max(least_weight - (least_weight >> i64(20)), i64(WEIGHT_OF_BEST))
                         most_weight = max(most_weight + (most_weight >> i64(20)), i64(WEIGHT_OF_BEST))
-                        p_from, above_p = _first_reaching(masses, sums, share_of(least_weight, top_p[slot]), most)
-                        p_to, _ = _first_reaching(masses, sums, share_of(most_weight, top_p[slot]), most)
+                        p_from, above_p = _reaching(masses, sums, share_of(least_weight, top_p[slot]), most)
+                        p_to, _ = _reaching(masses, sums, share_of(most_weight, top_p[slot]), most)
                     state[ABOVE_FIRST] = above_first
                     state[TOP_P_FROM] = i64(p_from)
                     state[TOP_P_TO] = i64(p_to)

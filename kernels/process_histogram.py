@@ -18,7 +18,7 @@ from __future__ import annotations
 from kernels.lang import NEG_INF, cuda, device_function, f32, i32, kernel, u64
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_warp import lane, warp_max, warp_size
-from kernels.project import ceil_div
+from kernels.process_row import AT_ONCE, four_of, part_of
 
 BUCKETS = 2048
 PER_UNIT = f32(64.0)
@@ -27,9 +27,6 @@ PER_UNIT = f32(64.0)
 LOSS = f32(524288.0)
 """How finely is counted by how much members weigh less than the top of their bucket: 2**19 is all of it. At most 1/64 is lost, so
 that a sum over 2**18 columns stays below 2**31."""
-
-_AT_ONCE = 4
-"""Columns that a thread loads before it uses the first: a GPU waits once for all of them."""
 
 
 @device_function
@@ -95,10 +92,7 @@ def count_logits(histogram, processed, best, temperature, top_k, top_p, slot_of_
     wait_for_launches()
     let_next_launch_start()
     tid, threads = i32(cuda.threadIdx.x), i32(cuda.blockDim.x)
-    vocab = i32(processed.shape[1])
-    width = ceil_div(vocab, i32(cuda.gridDim.y))
-    begin = min(i32(cuda.blockIdx.y) * width, vocab)
-    end = min(i32(begin + width), vocab)
+    begin, end = part_of(i32(processed.shape[1]), cuda.blockIdx.y, cuda.gridDim.y)
     for row in range(cuda.blockIdx.x, num_rows[0], cuda.gridDim.x):
         slot = i32(slot_of_row[row])
         largest = best_of_row(best, row) if searched(slot, temperature, top_k, top_p) else NEG_INF
@@ -112,16 +106,13 @@ def count_logits(histogram, processed, best, temperature, top_k, top_p, slot_of_
             cuda.syncthreads()
             last = i32(0)
             i = i32(begin + tid)
-            while i + i32(_AT_ONCE - 1) * threads < end:
-                v0 = processed[row, u64(i)]
-                v1 = processed[row, u64(i + threads)]
-                v2 = processed[row, u64(i + i32(2) * threads)]
-                v3 = processed[row, u64(i + i32(3) * threads)]
+            while i + i32(AT_ONCE - 1) * threads < end:
+                v0, v1, v2, v3 = four_of(processed, row, i, threads)
                 last += _count(counts, losses, v0, largest, weighed)
                 last += _count(counts, losses, v1, largest, weighed)
                 last += _count(counts, losses, v2, largest, weighed)
                 last += _count(counts, losses, v3, largest, weighed)
-                i += i32(_AT_ONCE) * threads
+                i += i32(AT_ONCE) * threads
             while i < end:
                 last += _count(counts, losses, processed[row, u64(i)], largest, weighed)
                 i += threads

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernels.lang import MAX_THREADS, NEG_INF, cuda, device_function, f32, i32, i64, kernel, u64
+from kernels.lang import MAX_THREADS, NEG_INF, block_sum, cuda, device_function, f32, i32, i64, kernel, u64
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.process_buckets import (
     ABOVE_FIRST,
@@ -16,14 +16,12 @@ from kernels.process_buckets import (
     TOP_P_TO,
 )
 from kernels.process_histogram import BUCKETS, PER_UNIT, best_of_row, bucket_of
-from kernels.process_search import block_sum_i64, share_of, weight_of
+from kernels.process_row import AT_ONCE, four_of, part_of
+from kernels.process_search import share_of, weight_of
 from kernels.project import ceil_div
 
 _SEGMENTS = 64
 """Parts of the members in order whose weights are summed at once."""
-
-_AT_ONCE = 4
-"""Columns that a thread loads before it uses the first: a GPU waits once for all of them."""
 
 
 @device_function
@@ -59,10 +57,7 @@ def list_members(members, num_members, found, processed, best, slot_of_row, num_
     wait_for_launches()
     let_next_launch_start()
     tid, threads = i32(cuda.threadIdx.x), i32(cuda.blockDim.x)
-    vocab = i32(processed.shape[1])
-    width = ceil_div(vocab, i32(cuda.gridDim.y))
-    begin = min(i32(cuda.blockIdx.y) * width, vocab)
-    end = min(i32(begin + width), vocab)
+    begin, end = part_of(i32(processed.shape[1]), cuda.blockIdx.y, cuda.gridDim.y)
     for row in range(cuda.blockIdx.x, num_rows[0], cuda.gridDim.x):
         if found[row, LISTED] != i64(0):
             largest = best_of_row(best, row)
@@ -75,11 +70,8 @@ def list_members(members, num_members, found, processed, best, slot_of_row, num_
                 nearest = min(nearest, bucket) if bucket >= i32(0) else nearest
             since, until = f32(nearest), f32(furthest + i32(1)) if furthest < i32(BUCKETS - 1) else f32(float("inf"))
             i = i32(begin + tid)
-            while i + i32(_AT_ONCE - 1) * threads < end:
-                v0 = processed[row, u64(i)]
-                v1 = processed[row, u64(i + threads)]
-                v2 = processed[row, u64(i + i32(2) * threads)]
-                v3 = processed[row, u64(i + i32(3) * threads)]
+            while i + i32(AT_ONCE - 1) * threads < end:
+                v0, v1, v2, v3 = four_of(processed, row, i, threads)
                 # Nearly all logits are in front of all buckets in question, or behind them.
                 near = _within(v0, largest, since, until) or _within(v1, largest, since, until)
                 if near or _within(v2, largest, since, until) or _within(v3, largest, since, until):
@@ -87,7 +79,7 @@ def list_members(members, num_members, found, processed, best, slot_of_row, num_
                     _list(members, num_members, row, v1, largest, k_bucket, first, p_from, p_to)
                     _list(members, num_members, row, v2, largest, k_bucket, first, p_from, p_to)
                     _list(members, num_members, row, v3, largest, k_bucket, first, p_from, p_to)
-                i += i32(_AT_ONCE) * threads
+                i += i32(AT_ONCE) * threads
             while i < end:
                 _list(members, num_members, row, processed[row, u64(i)], largest, k_bucket, first, p_from, p_to)
                 i += threads
@@ -133,7 +125,7 @@ def _before(ordered, count, bucket, largest, sums):
     while i < count:
         mine += i64(1) if bucket_of(ordered[i], largest) < bucket else i64(0)
         i += i32(cuda.blockDim.x)
-    return i32(block_sum_i64(mine, sums))
+    return i32(block_sum(mine, sums))
 
 
 @kernel(writes=("threshold",), overlap=True)
@@ -180,7 +172,7 @@ def rank_members(threshold, members, num_members, found, best, top_k, top_p, slo
                     if ordered[i] >= floor and bucket_of(ordered[i], largest) == first:
                         whole += weight_of(ordered[i], largest)
                     i += threads
-                whole = block_sum_i64(whole, sums) + found[row, ABOVE_FIRST]
+                whole = block_sum(whole, sums) + found[row, ABOVE_FIRST]
                 target = max(share_of(whole, top_p[slot]), i64(1))
                 begin = _before(ordered, count, i32(found[row, TOP_P_FROM]), largest, sums)
                 end = _before(ordered, count, i32(found[row, TOP_P_TO]) + i32(1), largest, sums)

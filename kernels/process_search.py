@@ -8,13 +8,14 @@ the few logits of that stretch against each other; a stretch of too many is sear
 from __future__ import annotations
 
 from kernels.exponential import exp
-from kernels.lang import block_max, cuda, device_function, f32, i32, i64, u64
+from kernels.lang import block_max, block_sum, cuda, device_function, f32, i32, i64, u64
 
 _BUCKETS = 1024
 _FIRST_SCALE = f32(128.0)
 """Buckets a unit of logit in the first histogram, which so covers what is at least exp(-8) as likely as the best token."""
 
 _GROUPS = 32
+_IN_GROUP = _BUCKETS // _GROUPS
 FEW = 512
 """Logits of one stretch that are ranked against each other, each with each."""
 
@@ -41,21 +42,31 @@ def _bucket(logit, high, scale):
 
 
 @device_function
-def block_sum_i64(value, sums):
-    """Sum of an int64 over the block, returned to every thread. sums: int64 shared [>= blockDim.x], free on return."""
-    tid = i32(cuda.threadIdx.x)
-    sums[tid] = value
-    cuda.syncthreads()
-    width = i32(cuda.blockDim.x)
-    while width > i32(1):
-        half = i32((width + i32(1)) // i32(2))
-        if tid < width - half:
-            sums[tid] += sums[tid + half]
-        cuda.syncthreads()
-        width = half
-    total = sums[0]
-    cuda.syncthreads()
-    return total
+def sum_groups(values, groups, count, each):
+    """groups[g] = sum of the g-th `each` of `values`, int64, for `count` groups; each: a power of two. By a whole block, without a
+    barrier. Groups are added from other places on, so that threads side by side read other banks of memory."""
+    g = i32(cuda.threadIdx.x)
+    while g < count:
+        within = i64(0)
+        for nth in range(each):
+            within += i64(values[i32(g * each + ((i32(nth) + g) & (each - i32(1))))])
+        groups[g] = within
+        g += i32(cuda.blockDim.x)
+
+
+@device_function
+def first_reaching(values, groups, count, each, above, target):
+    """(place, sum above it): the first of `values` with which `above` and the sum of them reaches target, or behind the last.
+    groups: of sum_groups. By one thread."""
+    g = i32(0)
+    while g < count and above + groups[g] < target:
+        above += groups[g]
+        g += i32(1)
+    place = i32(g * each)
+    while place < count * each and above + i64(values[place]) < target:
+        above += i64(values[place])
+        place += i32(1)
+    return place, above
 
 
 @device_function
@@ -110,19 +121,16 @@ def threshold_of_row(values, row, best, floor, wanted, share, shared):
                     rest_count += i64(1)
                     rest_weight += weight
             i += threads
-        rest_count = block_sum_i64(rest_count, sums)
-        rest_weight = block_sum_i64(rest_weight, sums)
+        rest_count = block_sum(rest_count, sums)
+        rest_weight = block_sum(rest_weight, sums)
         if tid == i32(0):
             counts[_BUCKETS - 1] = i32(rest_count)
             weights[_BUCKETS - 1] = rest_weight
         cuda.syncthreads()
-        g = tid
-        while g < _GROUPS:
-            within = i64(0)
-            for b in range(g * (_BUCKETS // _GROUPS), (g + 1) * (_BUCKETS // _GROUPS)):
-                within += weights[b] if by_weight else i64(counts[b])
-            sums[g] = within
-            g += threads
+        if by_weight:
+            sum_groups(weights, sums, i32(_GROUPS), i32(_IN_GROUP))
+        else:
+            sum_groups(counts, sums, i32(_GROUPS), i32(_IN_GROUP))
         cuda.syncthreads()
         if by_weight and level == i32(0):
             whole = i64(0)
@@ -130,18 +138,10 @@ def threshold_of_row(values, row, best, floor, wanted, share, shared):
                 whole += sums[g]
             target = max(share_of(whole, share), i64(1))
         if tid == i32(0):
-            reached = above
-            g = i32(0)
-            while g < i32(_GROUPS) and reached + sums[g] < target:
-                reached += sums[g]
-                g += i32(1)
-            b = i32(g * i32(_BUCKETS // _GROUPS))
-            while b < i32(_BUCKETS):
-                here = weights[b] if by_weight else i64(counts[b])
-                if reached + here >= target:
-                    break
-                reached += here
-                b += i32(1)
+            if by_weight:
+                b, reached = first_reaching(weights, sums, i32(_GROUPS), i32(_IN_GROUP), above, target)
+            else:
+                b, reached = first_reaching(counts, sums, i32(_GROUPS), i32(_IN_GROUP), above, target)
             state[0] = i64(b)
             state[1] = reached
             num_few[0] = i32(0)
