@@ -202,7 +202,7 @@ MUTATIONS = (
     ),
     mutation(
         "own-kernels-pruned",
-        "9d-51",
+        "9e-57",
         "graphs/cache_age.py",
         "if folder.path.name == keep or folder.used > limit:",
         "if folder.used > limit:",
@@ -212,7 +212,7 @@ MUTATIONS = (
     ),
     mutation(
         "kernels-removed-from-under-who-uses-them",
-        "9d-51",
+        "9e-57",
         "graphs/cache_age.py",
         "if last_used(dying) > limit and not folder.path.exists():",
         "if last_used(dying) > time.time() and not folder.path.exists():",
