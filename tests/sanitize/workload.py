@@ -67,7 +67,7 @@ def launched(engine: Engine) -> list[dict[str, Any]]:
     compiler: Any = getattr(engine.runner.device, "_compiler", None)  # type: ignore[attr-defined]
     found = {}
     for kernel, types in () if compiler is None else compiler._compiled:
-        loaded = kernel.jit.overloads[types]
+        loaded = kernel.jit.compile(types)  # has been
         found[loaded.entry_name] = {
             "name": kernel.name, "entry": loaded.entry_name, "shared": int(loaded.shared_mem_per_block)
         }  # fmt: skip
