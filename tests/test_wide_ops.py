@@ -1,0 +1,71 @@
+"""Wide products in the set of operations: where they are offered, what an engine yields with them, and who never takes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphs.fused_ops import FusedOps, forms_of
+from graphs.ops import OpTable
+from graphs.wide_ops import WideLayout, wide_layouts_of
+from runtime import assembly
+from tests.test_graphs_ops import PROMPTS, SHAPES, target_of
+from tests.test_runtime_engine_logits import Watcher
+from tests.tiny_checkpoint import write_tiny_checkpoint
+from tests.tiny_engine import open_tiny
+
+PRODUCTS = ("qkv", "out", "gate_up", "down")
+
+
+@pytest.mark.parametrize(
+    ("name", "outputs", "depth", "expected"),
+    [
+        ("qkv", 6144, 4096, [WideLayout(4, 32)]),  # Qwen3-8B: 128 blocks, whatever the product
+        ("out", 4096, 4096, [WideLayout(4, 32)]),
+        ("gate_up", 24576, 4096, [WideLayout(1, 128)]),
+        ("down", 4096, 12288, [WideLayout(4, 32)]),
+        ("gate_up", 49152, 4096, [WideLayout(1, 256)]),  # more tiles than multiprocessors
+        ("down", 16384, 512, [WideLayout(1, 128)]),
+        ("gate_up", 3072, 576, []),  # SmolLM2-135M
+        ("down", 4100, 4096, []),
+    ],
+)
+def test_layouts(name: str, outputs: int, depth: int, expected: list[WideLayout]) -> None:
+    assert wide_layouts_of(name, outputs, depth) == expected
+    assert [form for form in forms_of(name, outputs, depth) if isinstance(form, WideLayout)] == expected
+
+
+@pytest.mark.parametrize("names", [("qkv",), ("gate_up", "down"), PRODUCTS], ids=str)
+def test_an_engine_with_wide_products_yields_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
+) -> None:
+    """Every logits row against the whole sequence computed anew; the others are ours, narrow."""
+    build = assembly.build_ops
+
+    def build_with_wide(*args: Any, **options: Any) -> tuple[OpTable, str]:
+        table, said = build(*args, **options)
+        ((rows, fused),) = table.few
+        assert isinstance(fused, FusedOps)
+        return replace(table, few=((rows, replace(fused, layouts=dict.fromkeys(names, WideLayout(1, 2)))),)), said
+
+    monkeypatch.setattr(assembly, "build_ops", build_with_wide)
+    model = write_tiny_checkpoint(tmp_path, SHAPES["qwen3-head-norm"])
+    with open_tiny(model.path, graphs__ops="fused", runner__async=False) as engine:
+        ops = target_of(engine).ops.for_rows(1)
+        assert isinstance(ops, FusedOps)
+        assert list(ops.layouts) == list(names)
+        watcher = Watcher(engine, model)
+        watcher.run(PROMPTS, max_tokens=6)
+    assert watcher.kinds["decode"] > 0
+
+
+def test_batch_invariant_takes_no_wide_products(tmp_path: Path) -> None:
+    """Their sums have another order than those of the tiles that it takes for every number of rows."""
+    model = write_tiny_checkpoint(tmp_path, SHAPES["llama"])
+    with open_tiny(model.path, numerics="batch_invariant") as engine:
+        table = target_of(engine).ops
+        sets = [table.for_rows(rows) for rows in (1, 8, 9, 64, 65, 512)]
+    assert [ops.layouts for ops in sets if isinstance(ops, FusedOps)] == [{}] * 6
