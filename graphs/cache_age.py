@@ -52,9 +52,9 @@ def mark_used(folder: Path) -> bool:
 def last_used(folder: Path) -> float:
     """When a process last noted that it uses `folder`, or last added something to it. 0: there is no such folder."""
     times = [0.0]
-    for path in (folder / MARK, *(below for below, _, _ in os.walk(folder))):
+    for path in (folder / MARK, *(Path(below) for below, _, _ in os.walk(folder))):
         with suppress(OSError):
-            times.append(os.stat(path).st_mtime)
+            times.append(path.stat().st_mtime)
     return max(times)
 
 

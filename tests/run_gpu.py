@@ -6,12 +6,14 @@ nothing else may be on the GPU while a step is timed.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,7 +128,10 @@ def _bench_line(name: str, run: dict[str, Any]) -> str:
     return f"{name}, c={run['max_concurrency']}: {tpot}, {device}, {host}{share}{length}"
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.run_gpu", description=__doc__)
+    parser.add_argument("--without-benches", action="store_true", help="the tests only, as where the GPU is not alone")
+    options = parser.parse_args(arguments)
     if not has_gpu():
         print("make gpu: no CUDA device on this machine", file=sys.stderr)
         return 1
@@ -139,7 +144,7 @@ def main() -> int:
         report["failures"] += uncollected
         tested = time.perf_counter() - began
         lines: list[str] = []
-        for bench in BENCHES:
+        for bench in () if options.without_benches else BENCHES:
             rows, failures = run_bench(bench, folder)
             lines += rows
             report["failures"] += failures
