@@ -21,7 +21,7 @@ from runtime.device import Device, open_device, resolve_kind
 from runtime.draft_calibration import adapt, draft_lengths
 from runtime.draft_lengths import RangedLengths
 from runtime.engine import Engine
-from runtime.errors import ConfigError, DeviceError
+from runtime.errors import ConfigError, DeviceError, SamplingError
 from runtime.execution_arm import ExecutionArm, resolve_arm
 from runtime.kv_cache import BlockAllocator
 from runtime.mirror_policy import resolve_policy
@@ -57,6 +57,9 @@ def assemble(
     checkpoint = _open_checkpoint(_model_source(config), bars)
     spec = checkpoint.spec
     tokenizer = Tokenizer.from_source(checkpoint.tokenizer)
+    eos = checkpoint.tokenizer.eos_token_ids
+    resolver = ParamsResolver(tokenizer, spec.vocab_size, eos)
+    _check_defaults(config, resolver)
     kind, reason = resolve_kind(config.device)
     logger.info("device: %s (%s)", kind, reason)
     arm = resolve_arm(config.runner)
@@ -110,7 +113,6 @@ def assemble(
                 target_ops=TargetOps(model.shape, ops),
             )
         target = DecoderTarget(model, scratch, speculation.taps, ops)
-        eos = checkpoint.tokenizer.eos_token_ids
         options = RunnerOptions(
             steps_in_flight=arm.steps_in_flight,
             graph_mode=config.graphs.mode,
@@ -158,7 +160,7 @@ def assemble(
         steps_ahead=arm.steps_ahead,
         description=description,
         seed=config.seed,
-        resolver=ParamsResolver(tokenizer, spec.vocab_size, eos),
+        resolver=resolver,
     )
     if config.speculator.adapts:
         try:
@@ -168,6 +170,18 @@ def assemble(
             engine.close()
             raise
     return engine
+
+
+def _check_defaults(config: RunConfig, resolver: ParamsResolver) -> None:
+    """Do the request parameters of the configuration fit the model? Asked before its weights are read.
+
+    Raises:
+        ConfigError: an id outside the vocabulary, or masks that leave no token to choose.
+    """
+    try:
+        resolver.resolve(config.sampling.params())
+    except SamplingError as error:
+        raise ConfigError(f"sampling.{error}") from error
 
 
 def step_sizes(config: RunConfig, spec: ModelSpec, drafter_positions: int | None = None) -> StepSizes:

@@ -24,6 +24,7 @@ from runtime.config import RunConfig
 from runtime.copy_bandwidth import copy_bandwidth
 from runtime.cut_short import refuse_cut_short
 from runtime.prompts import Prompt
+from runtime.random_prompts import random_prompts
 from runtime.report import RequestOutput, RunRecord, total_acceptance
 from runtime.sampling import SamplingParams
 from runtime.step_probe import probe_steps
@@ -99,9 +100,7 @@ class Bench:
     def _prompts_of(self, engine: Engine, concurrency: int) -> Sequence[Prompt]:
         if self.input_len is None:
             return self.prompts
-        vocabulary = engine.info()["model"]["vocab_size"]
-        rng = np.random.default_rng(concurrency)
-        return [rng.integers(vocabulary, size=self.input_len).tolist() for _ in range(concurrency)]
+        return random_prompts(engine, concurrency, self.input_len)
 
     def _header(self, config: RunConfig, concurrency: int, num_prompts: int) -> dict[str, Any]:
         return {

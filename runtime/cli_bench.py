@@ -72,6 +72,7 @@ def bench(
         extra += [] if acceptance is None else [f"speculator.acceptance={acceptance}"]
         settings = settings_of(config, [*(set_ or []), *extra], output_len if output_len is not None else max_tokens)
         _refuse_too_many(settings, levels)
+        settings.sampling.params_to_time()
         refuse_too_long([settings], input_len, output_len)
         # Imported once the command line is known to be right.
         from runtime.bench import Bench, compared

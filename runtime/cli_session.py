@@ -132,7 +132,7 @@ def _exit_codes(interrupted: Callable[[], bool]) -> Iterator[None]:
         raise typer.Exit(USER_ERROR) from error
     except OSError as error:
         # A full disk under stdout, a device that went away. Python flushes once more at exit, which must not fail again.
-        typer.echo(f"error: cannot write the output: {error.strerror or error}", err=True)
+        typer.echo(f"error: {system_reason(error)}", err=True)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(USER_ERROR) from error
     except Exception as error:
@@ -140,6 +140,12 @@ def _exit_codes(interrupted: Callable[[], bool]) -> Iterator[None]:
             raise
         typer.echo("interrupted", err=True)
         raise typer.Exit(INTERRUPTED) from error
+
+
+def system_reason(error: OSError) -> str:
+    """What the system refused: a file that it names, or else what is written to stdout."""
+    what = "cannot write the output" if error.filename is None else error.filename
+    return f"{what}: {error.strerror or error}"
 
 
 def refuse_unwritable_folder(option: str, folder: Path) -> None:
@@ -156,12 +162,18 @@ def refuse_unwritable_folder(option: str, folder: Path) -> None:
 
 
 def refuse_too_long(configs: list[RunConfig], input_len: int | None, output_len: int | None) -> None:
-    """Would answers end before they have the length that was asked for? A limit of `auto` is known once the model is."""
+    """Would prompts not fit, or answers end before they have the length that was asked for? A limit of `auto` is known once the
+    model is."""
     limits = [config.scheduler.max_model_len for config in configs]
     max_model_len = min((limit for limit in limits if limit != "auto"), default=None)
-    if input_len is None or output_len is None or max_model_len is None:
+    if input_len is None or max_model_len is None:
         return
-    if input_len + output_len > max_model_len:
+    if input_len >= max_model_len:
+        raise ConfigError(
+            f"--input-len {input_len}: with a new token above scheduler.max_model_len = {max_model_len}; lower it, or raise the "
+            "limit"
+        )
+    if output_len is not None and input_len + output_len > max_model_len:
         room = max_model_len - input_len
         remedy = f"lower --output-len to {room}" if room > 1 else "lower --input-len"
         raise ConfigError(

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from runtime.cli_session import CLOSED_PIPE, INTERRUPTED, USER_ERROR, exits
+from runtime.cli_session import CLOSED_PIPE, INTERRUPTED, USER_ERROR, exits, system_reason
 from runtime.errors import SamplingError
 from runtime.sampling import SamplingParams
 
@@ -25,7 +25,7 @@ def exit_code_of(app: Callable[..., Any], arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
     except OSError as error:
-        print(f"error: cannot write the output: {error.strerror or error}", file=sys.stderr)
+        print(f"error: {system_reason(error)}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return USER_ERROR
     except Exception as error:

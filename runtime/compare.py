@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from typing import Any
 
-import numpy as np
-
 from runtime.compare_arms import Arm, Sample, measure
 from runtime.compare_statistics import Effect, Told, abba, effect, log_ratios, spread
 from runtime.gates.verdict import Axis, Verdict
 from runtime.machine import describe, gpu_clocks
 from runtime.prompts import Prompt
+from runtime.random_prompts import random_prompts
 from runtime.sampling import SamplingParams
 
 LOWER_IS_BETTER = {"tpot_ms": True, "tokens_per_s": False}
@@ -53,9 +52,7 @@ class Plan:
         """Of one run."""
         if self.input_len is None:
             return list(islice(cycle(self.prompts), max(level, len(self.prompts))))
-        vocabulary = int(engine.info()["model"]["vocab_size"])
-        rng = np.random.default_rng(level)
-        return [rng.integers(vocabulary, size=self.input_len).tolist() for _ in range(level)]
+        return random_prompts(engine, level, self.input_len)
 
 
 @dataclass(frozen=True)

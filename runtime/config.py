@@ -253,7 +253,7 @@ def _beside(data: dict[str, Any], path: Path) -> dict[str, Any]:
     """A drafter that a file names by a relative path lies beside that file, wherever the program was started."""
     speculator = data.get("speculator")
     source = speculator.get("draft_source") if isinstance(speculator, dict) else None
-    if not isinstance(source, str) or not source or _SCHEME.match(source) or Path(source).expanduser().is_absolute():
+    if not isinstance(source, str) or not source or _SCHEME.match(source) or source.startswith("~") or Path(source).is_absolute():
         return data
     return merge(data, {"speculator": {"draft_source": str(path.parent / source)}})
 

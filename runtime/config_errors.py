@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-SHOWN_VALUE_CHARS = 60
+from runtime.shown_value import shown
 
 
 def describe(error: ValidationError, root: type[BaseModel]) -> list[str]:
@@ -30,7 +30,8 @@ def _line(detail: dict[str, Any], known: dict[str, bool]) -> str:
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         names = ", ".join(key.rpartition(".")[2] for key in known if key.rpartition(".")[0] == path)
         return f"{path} = {value}: must be a section with keys ({names})"
-    message = detail["msg"].replace("Input should be", "must be").replace("a valid tuple", "a list")
+    message = detail["msg"].replace("Input should be", "must be").replace("String should have", "must have")
+    message = message.replace("a valid tuple", "a list")
     if message.startswith("must be '"):
         message = message.replace("'", "")
     return f"{path} = {value}: {message}"
@@ -45,8 +46,7 @@ def _dotted(location: tuple[int | str, ...]) -> str:
 
 def _shown(value: object) -> str:
     """The value as YAML spells it."""
-    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
-    return text if len(text) <= SHOWN_VALUE_CHARS else text[: SHOWN_VALUE_CHARS - 3] + "..."
+    return shown(value, lambda part: json.dumps(part) if part is None or isinstance(part, bool) else repr(part))
 
 
 def _remedy(path: str) -> str:

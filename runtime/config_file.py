@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from runtime.errors import ConfigError
+from runtime.user_path import user_path
 
 
 class StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key written twice, which YAML otherwise resolves silently to the last one."""
+    """SafeLoader that refuses a key written twice, which YAML otherwise resolves silently to the last one, and for which 1e-5 is a
+    number, as it is in YAML 1.2 and in JSON."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -28,9 +30,15 @@ class StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+StrictLoader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789"))
+
+
 def read_yaml(path: str | PathLike[str], what: str = "config") -> dict[str, Any]:
     """The mapping in a YAML file, which is a `what`. Raises ConfigError for a file that cannot be read or is no mapping."""
-    file = Path(path).expanduser()
+    try:
+        file = user_path(path)
+    except ValueError as error:
+        raise ConfigError(f"{what} = {path}: {error}; give a YAML file") from error
     ours = needed = ""
     if what == "config":
         ours, needed = "; the repository's own are in configs/", "; at least model.source is needed (see configs/reference.yaml)"

@@ -7,6 +7,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from runtime.errors import PromptError
+from runtime.shown_value import shown
 
 if TYPE_CHECKING:
     from runtime.chat import ChatTemplate
@@ -96,7 +97,7 @@ def check_prompt(prompt: object, where: str) -> str:
         _check_text(prompt, where)
         return "text"
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
-        raise PromptError(f"{where} = {prompt!r}: must be a text, a chat (list of {{role, content}}) or token ids")
+        raise PromptError(f"{where} = {shown(prompt)}: must be a text, a chat (list of {{role, content}}) or token ids")
     if not prompt:
         raise PromptError(f"{where}: empty; give at least one message or token id")
     if isinstance(prompt[0], Mapping):
@@ -106,7 +107,7 @@ def check_prompt(prompt: object, where: str) -> str:
     for index, token in enumerate(prompt):
         # numpy integers are Integral too; booleans are as well, but true is no token id. Asking an abstract class takes long.
         if type(token) is not int and (isinstance(token, bool) or not isinstance(token, Integral)):
-            raise PromptError(f"{where}: element {index} = {token!r} must be an integer token id")
+            raise PromptError(f"{where}: element {index} = {shown(token)} must be an integer token id")
     return "ids"
 
 
@@ -121,10 +122,10 @@ def _check_text(text: str, where: str) -> None:
 
 def _check_message(message: object, where: str) -> None:
     if not isinstance(message, Mapping) or set(message) != MESSAGE_KEYS:
-        raise PromptError(f"{where} = {message!r}: must have exactly the keys role and content")
+        raise PromptError(f"{where} = {shown(message)}: must have exactly the keys role and content")
     for key in sorted(MESSAGE_KEYS):
         if not isinstance(message[key], str):
-            raise PromptError(f"{where}: {key} = {message[key]!r} must be a text")
+            raise PromptError(f"{where}: {key} = {shown(message[key])} must be a text")
     if not message["role"]:
         raise PromptError(f"{where}: role is empty; use system, user or assistant")
     if message["content"]:

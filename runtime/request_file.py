@@ -13,6 +13,8 @@ from runtime.config_file import parse_yaml
 from runtime.errors import ConfigError, PromptError, SamplingError
 from runtime.prompts import Prompt, check_prompt
 from runtime.sampling import SamplingParams
+from runtime.shown_value import shown
+from runtime.user_path import user_path
 
 PROMPT_KEY = "prompt"
 _MEANT_AS_REQUEST = re.compile(rf'\s*\{{.*"{PROMPT_KEY}"\s*:')
@@ -50,7 +52,10 @@ def read_request_file(path: str | Path) -> list[FileRequest]:
     Raises PromptError: no such file, not UTF-8 (with line), malformed JSON (with line and column), a key that is written twice,
     wrong element.
     """
-    file = Path(path).expanduser()
+    try:
+        file = user_path(path)
+    except ValueError as error:
+        raise PromptError(f"prompt file {path}: {error}; give a file") from error
     text = _read_text(file)
     kind = file.suffix.lower()
     if kind in (".yaml", ".yml"):
@@ -137,7 +142,8 @@ def _request(value: Any, where: str) -> FileRequest:
     if isinstance(value, dict):
         fields = dict(value)
         if PROMPT_KEY not in fields:
-            raise PromptError(f"{where} = {value!r}: must be a text, a chat, token ids, or an object with the key {PROMPT_KEY}")
+            known = f"a text, a chat, token ids, or an object with the key {PROMPT_KEY}"
+            raise PromptError(f"{where} = {shown(value)}: must be {known}")
         value = fields.pop(PROMPT_KEY)
     check_prompt(value, where)
     return FileRequest(where, value, fields)

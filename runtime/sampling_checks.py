@@ -8,6 +8,7 @@ from numbers import Integral, Real
 from typing import Any, TypeAlias, TypeGuard
 
 from runtime.errors import SamplingError
+from runtime.shown_value import shown
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 64
@@ -15,19 +16,9 @@ MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_TOKENS = 1024
 MAX_TOKEN_ID = 2**31 - 1
-SHOWN_VALUE_CHARS = 60
 
 Word: TypeAlias = "str | tuple[int, ...]"
 """A bad word: a text, or the token ids of one spelling."""
-
-
-def shown(value: object) -> str:
-    """A value in a message: short, whatever was given."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python prints no integer of more than 4300 digits
-        return "an integer of thousands of digits"
-    return text if len(text) <= SHOWN_VALUE_CHARS else text[: SHOWN_VALUE_CHARS - 3] + "..."
 
 
 def is_text(value: object) -> bool:

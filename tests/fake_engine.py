@@ -40,6 +40,7 @@ class FakeEngine:
         self.params: list[SamplingParams] = []
         self.names: list[list[str] | None] = []
         self.runner = SimpleNamespace(device=SimpleNamespace(has_clock=False))
+        self.scheduler = SimpleNamespace(max_model_len=2048)
         FakeEngine.opened.append(self)
 
     @classmethod

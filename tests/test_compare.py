@@ -243,7 +243,7 @@ def test_the_command_takes_arms_and_concurrencies_in_a_row(config: str, tmp_path
         (["--arms", "runner.async=true", "runner.async=false", "8"], "stands behind --concurrency"),
         (["--arms", "runner.async=true", "runner.async=false", "--pairs", "5"], "must be even"),
         (["--arms", "runner.async=true", "runner.async=false", "--concurrency", "4"], "above scheduler.max_num_seqs = 2"),
-        (["--arms", "runner.async=true", "runner.async=false", "--input-len", "9000"], "--input-len 9000 and --output-len 64"),
+        (["--arms", "runner.async=true", "runner.async=false", "--input-len", "9000"], "--input-len 9000: with a new token above"),
         (["--arms", "runner.async=true", "runner.asink=false"], "--arms runner.asink=false: configuration: 1 mistake"),
         (["--arms", "runner.async=true", "runner..async=false"], "--arms runner..async=false: must be KEY=VALUE"),
         (["--arms", "runner.async=true", "runner.async=["], "--arms runner.async=[: YAML error"),

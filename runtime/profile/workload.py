@@ -56,7 +56,7 @@ class Workload:
         """
         k = engine.scheduler.limits.num_speculative_tokens
         needed = self.tokens_at_most(k)
-        endless = replace(params, max_tokens=needed, ignore_eos=True, stop=(), stop_token_ids=())
+        endless = replace(params, max_tokens=min(needed, 2**31 - 1), ignore_eos=True, stop=(), stop_token_ids=())
         generations = [engine.submit(prompt, endless, index=index) for index, prompt in enumerate(self.prompts)]
         try:
             self._refuse_too_long(engine, generations, needed, 1 + k)

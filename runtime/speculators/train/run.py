@@ -30,6 +30,7 @@ from runtime.speculators.train.trainer import Trainer
 from runtime.speculators.train.validation import ValidationSet
 from runtime.speculators.train.writing import write_documents
 from runtime.tokenizer import Tokenizer
+from runtime.user_path import user_path
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,10 @@ class TrainingRun:
         """Opens the target. Raises DraftgraphError for what a user can mend."""
         self.settings, self._bars = settings, bars
         self.device = _device(settings.device)
-        self.folder = Path(settings.output.folder).expanduser()
+        try:
+            self.folder = user_path(settings.output.folder)
+        except ValueError as error:
+            raise ConfigError(f"output.folder = {settings.output.folder}: {error}; name a folder") from error
         self._claim_folder()
         checkpoint = open_checkpoint(resolve_source(settings.target.source, "target.source", bars))
         self.tokenizer = Tokenizer.from_source(checkpoint.tokenizer)
