@@ -6,7 +6,8 @@ from tests.mutants.mutation import Edit, Mutation, mutation
 
 _RANDOM, _SAMPLE, _REJECT = "kernels/random.py", "kernels/sample.py", "kernels/reject.py"
 _RESIDUAL, _RUNNER = "kernels/reject_residual.py", "runtime/runner.py"
-_KERNELS = "tests/test_kernels_sampling.py::test_"
+_NUMBERS, _RACE = "tests/test_kernels_random.py::test_", "tests/test_kernels_race.py::test_"
+_VERIFY = "tests/test_kernels_reject.py::test_"
 _CHAINS = "tests/test_sampling_distribution.py::test_every_position_has_the_distribution_of_the_target"
 _BLOCKS = "tests/test_sampling_distribution.py::test_blocks_behind_one_another_share_no_numbers"
 _ENGINE = "tests/test_runtime_engine_sampling.py::test_"
@@ -19,7 +20,7 @@ MUTATIONS = (
         _RANDOM,
         "    u = f32(f32(f32(high) + f32(f32(low) * f32(2.0**-32))) * f32(2.0**-32)) + f32(2.0**-65)\n",
         "    u = f32(f32(high >> u32(8)) * f32(2.0**-24)) + f32(2.0**-25)\n",
-        test=_KERNELS + "numbers_reach_into_both_tails_and_bounds_hold",
+        test=_NUMBERS + "numbers_reach_into_both_tails_and_bounds_hold",
         text="unlikely tokens come a little too seldom",
     ),
     mutation(
@@ -28,7 +29,7 @@ MUTATIONS = (
         _RANDOM,
         "for _ in range(10):",
         "for _ in range(9):",
-        test=_KERNELS + "philox_gives_the_published_answers",
+        test=_NUMBERS + "philox_gives_the_published_answers",
         text="nine rounds pass every test of this project but the published answers",
     ),
     mutation(
@@ -82,7 +83,7 @@ MUTATIONS = (
         _SAMPLE,
         "unsigned(seed[max(slot, i32(0)), 1])",
         "unsigned(seed[max(slot, i32(0)), 0])",
-        test=_KERNELS + "race[cpu-1x1]",
+        test=_RACE + "race[cpu-1x1]",
         text="the same seed still gives the same text",
     ),
     mutation(
@@ -91,7 +92,7 @@ MUTATIONS = (
         _SAMPLE,
         "noisy = slot >= i32(0) and temperature[slot] > f32(0.0)",
         "noisy = slot >= i32(0) and temperature[slot] >= f32(0.0)",
-        test=_KERNELS + "race[cpu-1x1]",
+        test=_RACE + "race[cpu-1x1]",
         text="a greedy request beside a sampled one becomes a sampled one",
     ),
     mutation(
@@ -100,7 +101,7 @@ MUTATIONS = (
         _SAMPLE,
         "    if column < vocab_size:\n        logit = processed[row, u64(column)]\n",
         "    if column <= vocab_size:\n        logit = processed[row, u64(column)]\n",
-        test=_KERNELS + "race_at_the_edges_of_a_vocabulary",
+        test=_RACE + "race_at_the_edges_of_a_vocabulary",
         text="the column behind the last one belongs to the next row and wins as often as any",
     ),
     mutation(
@@ -109,7 +110,7 @@ MUTATIONS = (
         _SAMPLE,
         "        if logit >= floor:\n            reach = f32(logit",
         "        if logit == logit:\n            reach = f32(logit",
-        test=_KERNELS + "race[cpu-1x1]",
+        test=_RACE + "race[cpu-1x1]",
         text="tokens that top_k or top_p took out are drawn now and then",
     ),
     mutation(
@@ -118,7 +119,7 @@ MUTATIONS = (
         _SAMPLE,
         "                for turn in range(3):\n",
         "                for turn in range(2):\n",
-        test=_KERNELS + "race_at_the_edges_of_a_vocabulary",
+        test=_RACE + "race_at_the_edges_of_a_vocabulary",
         text="the second best of a stripe wins where its tile's bound was lower: seldom, and every token is likely enough",
     ),
     mutation(
@@ -127,7 +128,7 @@ MUTATIONS = (
         _RESIDUAL,
         "                for turn in range(3):\n",
         "                for turn in range(2):\n",
-        test=_KERNELS + "residual_where_the_leading_tiles_are_rejected",
+        test=_VERIFY + "residual_where_the_leading_tiles_are_rejected",
         text="wrong where all that leads was rejected, which is what a residual is for; every token is likely enough",
     ),
     mutation(
@@ -136,7 +137,7 @@ MUTATIONS = (
         _SAMPLE,
         "picks[row] = NO_TOKEN if column == NO_COLUMN else column",
         "picks[row] = column",
-        test=_KERNELS + "race[cpu-1x1]",
+        test=_RACE + "race[cpu-1x1]",
         text="needs a row that is all NaN or masked",
     ),
     mutation(
@@ -154,7 +155,7 @@ MUTATIONS = (
         _RESIDUAL,
         "sampled[request, i] = NO_TOKEN if row_argmax[base + i] < i32(0) else kept",
         "sampled[request, i] = kept",
-        test=_KERNELS + "a_token_that_is_known_already_is_emitted",
+        test=_VERIFY + "a_token_that_is_known_already_is_emitted",
         text="needs a row without a number, and rounding that keeps a draft there",
     ),
     mutation(
@@ -163,7 +164,7 @@ MUTATIONS = (
         _REJECT,
         "walking = draft >= i32(0) and draft == row_argmax[base + accepted]",
         "walking = draft == row_argmax[base + accepted]",
-        test=_KERNELS + "rows_of_nothing_keep_no_draft_and_emit_no_token",
+        test=_VERIFY + "rows_of_nothing_keep_no_draft_and_emit_no_token",
         text="the request ends a place later than it should, with -1 for a token",
     ),
     mutation(
@@ -217,7 +218,7 @@ MUTATIONS = (
         _REJECT,
         "ends = share_of_mass(mass, f32(mass + f32(1.0) - kept))",
         "ends = mass",
-        test=_KERNELS + "verification_over_many_batches",
+        test=_VERIFY + "verification_over_many_batches",
         text=_TEXT,
     ),
     mutation(
@@ -226,7 +227,7 @@ MUTATIONS = (
         _REJECT,
         "kept = min(f32(kept * p_of[length] / q_of[length]), f32(1.0))",
         "kept = f32(kept * p_of[length] / q_of[length])",
-        test=_KERNELS + "verification_over_many_batches",
+        test=_VERIFY + "verification_over_many_batches",
         text=_TEXT,
     ),
     mutation(
@@ -244,7 +245,7 @@ MUTATIONS = (
         _REJECT,
         "while length < drafts and q_of[length] > f32(0.0):",
         "while length < drafts:",
-        test=_KERNELS + "verification_over_many_batches",
+        test=_VERIFY + "verification_over_many_batches",
         text="a draft that its drafter did not draw is kept for sure, a missing one with the probability of nothing",
     ),
     mutation(
@@ -253,7 +254,7 @@ MUTATIONS = (
         _REJECT,
         " and processed[row, token] >= floor:",
         ":",
-        test=_KERNELS + "verification_over_many_batches[1]",
+        test=_VERIFY + "verification_over_many_batches[1]",
         text="needs a model that says NaN for one token",
     ),
     mutation(
@@ -262,7 +263,7 @@ MUTATIONS = (
         _REJECT,
         "                if input_ids[logits_indices[base + i32(i) + i32(1)]] >= i32(0):\n",
         "                if input_ids[logits_indices[base + i32(i) + i32(1)]] >= i32(-1):\n",
-        test=_KERNELS + "verification_over_many_batches",
+        test=_VERIFY + "verification_over_many_batches",
         text="no token changes, only the acceptance that is reported",
     ),
     mutation(
@@ -298,7 +299,7 @@ MUTATIONS = (
         _RESIDUAL,
         "if accepted == i32(0) and end < i32(history.shape[1]) and history[slot, end] >= i32(0):",
         "if accepted > i32(0) and end < i32(history.shape[1]) and history[slot, end] >= i32(0):",
-        test=_KERNELS + "a_token_that_is_known_already_is_emitted[cpu-1x1]",
+        test=_VERIFY + "a_token_that_is_known_already_is_emitted[logits-cpu-1x1]",
         text="nothing but a preemption brings a known token",
     ),
     mutation(

@@ -1,4 +1,4 @@
-"""Random numbers, races over the vocabulary and stochastic verification against their oracles, on every executor."""
+"""Verification of drafts with a distribution against its oracle, kernel by kernel, on every executor."""
 
 from __future__ import annotations
 
@@ -10,200 +10,17 @@ import pytest
 
 from kernels import oracle_sampling as oracle
 from kernels.argmax import NO_TOKEN
-from kernels.lang import cuda, kernel, u32
-from kernels.random import (
-    ROLE_ACCEPT,
-    ROLE_DRAFT,
-    ROLE_RESIDUAL,
-    ROLE_TOKEN,
-    TILE,
-    column_gumbel,
-    gumbel,
-    gumbel_bound,
-    open_uniform,
-    philox,
-    uniform,
-    unsigned,
-)
+from kernels.random import ROLE_RESIDUAL, ROLE_TOKEN, TILE
 from kernels.reject import BLOCK, STANDARD, accept_drafts
 from kernels.reject_residual import emit_drawn, residual_stripes
 from kernels.reject_rows import sum_rows, sum_stripes
-from kernels.sample import NO_COLUMN, pick_rows, race_stripes
-from tests.kernel_cases import EXECUTORS, Launch, launches, untouched
+from kernels.sample import NO_COLUMN
+from tests.kernel_cases import Launch, launches, untouched
 from tests.sampling_cases import DRAFTS, SLOTS, Batch, batch
 
 Array = npt.NDArray[Any]
-every_launch = launches((1, 3), (2, 32), ((3, 2), 8))
 over_columns = launches((2, 32), ((3, 2), 32))
 """Whole warps, as these kernels want on a GPU; a single thread of the simulator would take a minute."""
-VOCABULARY = 1100
-"""Two tiles, the second of them short: the simulator looks at every column one by one."""
-
-
-# --- random numbers ----------------------------------------------------------------------------------------------------------
-
-
-@kernel(writes=("out",))
-def write_words(out, counters, keys):
-    for i in range(cuda.grid(1), counters.shape[0], cuda.gridsize(1)):
-        c, k = counters[i], keys[i]
-        w0, w1, w2, w3 = philox(unsigned(c[0]), unsigned(c[1]), unsigned(c[2]), unsigned(c[3]), unsigned(k[0]), unsigned(k[1]))
-        out[i, 0] = w0
-        out[i, 1] = w1
-        out[i, 2] = w2
-        out[i, 3] = w3
-
-
-@every_launch
-def test_philox_gives_the_published_answers(launch: Launch) -> None:
-    """kat_vectors of Random123 1.14 (philox4x32, 10 rounds)."""
-    known = [
-        ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
-        ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
-        (
-            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
-            (0xA4093822, 0x299F31D0),
-            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
-        ),
-    ]
-    counters, keys, words = (np.array(column, np.uint32) for column in zip(*known, strict=True))
-    out = np.zeros((3, 4), np.uint32)
-    launch.run(write_words, out, counters.view(np.int32), keys.view(np.int32))
-    np.testing.assert_array_equal(out, words)
-    for i in range(3):
-        key = int(keys[i, 0]), int(keys[i, 1])
-        np.testing.assert_array_equal(oracle.philox(counters[i : i + 1].astype(np.uint64), key)[0], words[i])
-
-
-@kernel(writes=("out",))
-def write_uniforms(out, seeds, positions, role):
-    for i in range(cuda.grid(1), out.shape[0], cuda.gridsize(1)):
-        out[i] = uniform(seeds[i, 0], seeds[i, 1], positions[i], role, i)
-
-
-@every_launch
-def test_uniforms_are_those_of_the_oracle(launch: Launch) -> None:
-    seeds = np.array([[1, 2], [-1, -(2**31)], [0, 0]], np.int32)
-    positions = np.array([0, 1, 2**31 - 1], np.int32)
-    for role in (ROLE_TOKEN, ROLE_DRAFT, ROLE_ACCEPT, ROLE_RESIDUAL):
-        out = np.zeros(3, np.float32)
-        launch.run(write_uniforms, out, seeds, positions, role)
-        expected = [oracle.uniform(tuple(seeds[i]), int(positions[i]), role, i) for i in range(3)]
-        np.testing.assert_allclose(out, expected, rtol=1e-6)
-
-
-def test_roles_positions_seeds_and_indices_share_no_number() -> None:
-    """One bit of difference anywhere is another number: what is drawn for one purpose says nothing of another."""
-    draws = {
-        oracle.uniform((low, high), position, role, index)
-        for low in (0, 1)
-        for high in (0, 1)
-        for position in (5, 6)
-        for role in (ROLE_TOKEN, ROLE_DRAFT, ROLE_ACCEPT, ROLE_RESIDUAL)
-        for index in (0, 1)
-    }
-    assert len(draws) == 2 * 2 * 2 * 4 * 2
-    assert len({ROLE_TOKEN, ROLE_DRAFT, ROLE_ACCEPT, ROLE_RESIDUAL}) == 4
-
-
-@kernel(writes=("uniforms", "gumbels", "bounds"))
-def write_numbers(uniforms, gumbels, bounds, words):
-    for i in range(cuda.grid(1), words.shape[0], cuda.gridsize(1)):
-        high, low = unsigned(words[i, 0]), unsigned(words[i, 1])
-        uniforms[i] = open_uniform(high, low)
-        gumbels[i] = gumbel(high, low)
-        bounds[i] = gumbel_bound(high)
-
-
-@every_launch
-def test_numbers_reach_into_both_tails_and_bounds_hold(launch: Launch) -> None:
-    """Words from all scales: 24 random bits would end the upper tail at 17."""
-    rng = np.random.default_rng(0)
-    scales = [rng.integers(0, 2**bits, 40, dtype=np.uint64) for bits in range(1, 33)]
-    edges = np.array([0, 1, 255, 256, 2**24 - 1, 2**24, 2**31, 2**32 - 1], np.uint64)
-    high = np.concatenate([*scales, edges]).astype(np.uint32)
-    words = np.stack([high, rng.permutation(high)], axis=1)
-    words[0] = 0
-    uniforms, gumbels, bounds = (np.zeros(len(high), np.float32) for _ in range(3))
-    launch.run(write_numbers, uniforms, gumbels, bounds, words.view(np.int32))
-    expected = oracle.open_uniform(words[:, 0], words[:, 1])
-    np.testing.assert_allclose(uniforms, expected, rtol=3e-7)
-    assert uniforms.min() > 0
-    assert uniforms.max() < 1
-    # At u = 1 - 2**-24 the variate turns on the last bit of u.
-    inside = expected < 1 - 2.0**-18
-    np.testing.assert_allclose(gumbels[inside], -np.log(-np.log1p(-expected[inside])), rtol=2e-6, atol=2e-6)
-    assert gumbels[0] == pytest.approx(45.05, abs=0.01)
-    assert np.all(np.isfinite(gumbels))
-    assert np.all(bounds >= gumbels)
-    likely = (gumbels > 3) & (words[:, 0] > 2**16)
-    assert np.all(bounds[likely] - gumbels[likely] < 0.1)
-
-
-# --- the race -----------------------------------------------------------------------------------------------------------------
-
-
-def scores_of(case: Batch) -> npt.NDArray[np.float64]:
-    args = case.take("temperature", "seed", "token_slot", "positions", "logits_indices")
-    args["logits_indices"] = args["logits_indices"][: case.num_rows]
-    return oracle.scores(processed=case.kept(), **args)
-
-
-def check_race(launch: Launch, case: Batch, tiles_per_stripe: int) -> Array:
-    vocab_size = case.args["processed"].shape[1]
-    stripes = -(-vocab_size // (TILE * tiles_per_stripe)) + 1  # one that has no column
-    rows = case.num_rows
-    expected_score, expected_column = oracle.race_stripes(stripes, tiles_per_stripe, scores_of(case))
-    score, column = untouched(stripes, rows + 1), untouched(stripes, rows + 1, dtype=np.int32)
-    score[:, :rows], column[:, :rows] = expected_score, expected_column
-    args = {
-        "best_score": untouched(stripes, rows + 1),
-        "best_column": untouched(stripes, rows + 1, dtype=np.int32),
-        "tiles_per_stripe": tiles_per_stripe,
-        **case.take("processed", "threshold", "temperature", "seed", "token_slot", "positions", "logits_indices", "num_rows"),
-    }
-    launch.check(race_stripes, args, {"best_score": score, "best_column": column}, rtol=1e-5, atol=1e-5)
-    picks = untouched(rows + 1, dtype=np.int32)
-    args = {"picks": picks.copy(), "best_score": score, "best_column": column, **case.take("num_rows")}
-    picks[:rows] = oracle.pick_rows(expected_score, expected_column)
-    launch.check(pick_rows, args, {"picks": picks})
-    return picks[:rows]
-
-
-@over_columns
-def test_race(launch: Launch) -> None:
-    case = batch(0, VOCABULARY)
-    processed = case.args["processed"]
-    processed[1] = -np.inf
-    processed[4] = np.nan  # the only row of request 1
-    processed[5, :] = 0.25  # greedy: the lowest column of a tie, whatever the tiles
-    case.args["threshold"][[0, 2, 3, 6, 7, 8]] = 4.0  # half of what would be drawn
-    picks = check_race(launch, case, tiles_per_stripe=1)
-    assert picks[[1, 4, 5]].tolist() == [NO_TOKEN, NO_TOKEN, 0]
-    if launch.executor != "simulator":
-        assert np.array_equal(check_race(launch, case, tiles_per_stripe=2), picks)
-
-
-@pytest.mark.parametrize("vocab_size", [1, 3, 100, 8193, 10_000, 151_936])
-def test_race_at_the_edges_of_a_vocabulary(vocab_size: int) -> None:
-    """Q4: no tile reaches behind the last column."""
-    case = batch(3, max(vocab_size, 8))
-    case.args["processed"] = np.ascontiguousarray(case.args["processed"][:, :vocab_size])
-    picks = check_race(Launch("cpu"), case, tiles_per_stripe=8)
-    np.testing.assert_array_equal(picks == NO_TOKEN, ~(case.kept() > -np.inf).any(axis=1))
-    assert picks.min() >= NO_TOKEN
-    assert picks.max() < vocab_size
-
-
-def test_one_column_alone_wins_wherever_it_is() -> None:
-    for column in (0, 255, 256, TILE - 1, TILE, 2 * TILE + 5):
-        case = batch(4, 2 * TILE + 6)
-        case.args["processed"][:] = -np.inf
-        case.args["processed"][:, column] = -1
-        assert set(check_race(Launch("cpu"), case, tiles_per_stripe=2)) == {column}
-
-
-# --- verification -------------------------------------------------------------------------------------------------------------
 
 
 def sums_of(case: Batch) -> dict[str, Array]:
@@ -363,6 +180,7 @@ def test_verification_at_the_edges_of_a_vocabulary(vocab_size: int, verification
         ([0, 2, 4], [NO_COLUMN] * 3, [[NO_TOKEN, -1, -1], [23, -1, -1], [5, NO_TOKEN, -1]]),
         ([1, 3], [7, NO_COLUMN, 9], [[7, -1, -1], [23, -1, -1], [NO_TOKEN, 9, -1]]),  # row 1 is behind a draft that was not kept
     ],
+    ids=["logits", "nothing-to-draw", "nothing-kept"],
 )
 def test_a_token_that_is_known_already_is_emitted(
     launch: Launch, nothing: list[int], columns: list[int], emitted: list[list[int]]
@@ -415,23 +233,7 @@ def test_residual_where_the_leading_tiles_are_rejected(seed: int) -> None:
     assert check_verification(Launch("cpu"), case, STANDARD, tiles_per_stripe=4)[0] == 0
 
 
-@pytest.mark.skipif("simulator" not in EXECUTORS, reason="needs the simulator")
-def test_column_gumbel_is_that_of_the_race() -> None:
-    out = np.zeros(6, np.float32)
-    columns = np.array([0, 255, 256, 1023, 1024, 2000], np.int32)
-    for name in ("cpu", "simulator"):
-        Launch(name).run(write_column_gumbels, out, columns)
-        np.testing.assert_allclose(out, oracle.column_gumbels((3, -4), 9, ROLE_DRAFT, 2001)[columns], rtol=1e-5)
-
-
-@kernel(writes=("out",))
-def write_column_gumbels(out, columns):
-    for i in range(cuda.grid(1), columns.shape[0], cuda.gridsize(1)):
-        out[i] = column_gumbel(3, -4, 9, ROLE_DRAFT, columns[i])
-
-
 def test_the_batch_of_these_tests_is_what_it_says() -> None:
     case = batch(0, 40)
     assert case.args["temperature"].shape == (SLOTS,)
     assert [bool(case.args["temperature"][slot] > 0) for slot in case.args["idx_mapping"][:4]] == [True, True, False, True]
-    assert u32(3) == 3
