@@ -1,6 +1,6 @@
 """What only a GPU has, as intrinsics: 16-byte loads, pairs of 16-bit floats, and the tensor cores' product of a warp.
 
-Imported by the GPU forms of primitives (kernels/tile.py, kernels/attend_tile.py) alone; absent in the simulator.
+Imported by the GPU forms of primitives (kernels/tile.py, kernels/attend.py) alone; absent in the simulator.
 PTX ISA 8: `mma.sync.aligned.m16n8k16`, `cvt.rn.{bf16x2,f16x2}.f32`, `cp.async.cg`.
 """
 
