@@ -1,4 +1,4 @@
-"""Mutations of what is checked when checkpoints and drafters are read: what passes there costs acceptance, or the text."""
+"""Mutations of what is checked before anything runs: checkpoints, drafters, and values that nobody means well."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from tests.mutants.mutation import mutation
 _STORAGE, _FOLDER, _GGUF = (f"runtime/checkpoint/{name}.py" for name in ("storage", "safetensors_folder", "gguf"))
 _CONFIG, _WEIGHTS = "runtime/speculators/dflash_config.py", "runtime/speculators/dflash_weights.py"
 _FINITE, _MISMATCH = "tests/test_finite_weights.py::test_", "tests/test_dflash_mismatch.py::test_"
+
+_HOSTILE = "tests/test_hostile_input.py::test_"
 
 _REFUSED = "DID NOT RAISE"
 _FEWER = "fewer drafts are accepted, and every text is right"
@@ -138,5 +140,44 @@ MUTATIONS = (
         "max_position_embeddings=positions,",
         test=_MISMATCH + "what_a_drafter_says_of_its_length",
         text="no text is wrong: a length that the drafter was made for is refused",
+    ),
+    mutation(
+        "a-value-looked-at-to-its-end",
+        "D10",
+        "runtime/shown_value.py",
+        "for piece in _pieces(value, scalar):",
+        "for piece in list(_pieces(value, scalar)):",
+        test=_HOSTILE + "no_more_of_a_value_is_looked_at_than_is_shown",
+        text="nothing runs: a few lines of YAML fill the memory",
+    ),
+    mutation(
+        "a-number-with-an-exponent-is-a-text",
+        "D10",
+        "runtime/config_file.py",
+        '(\\.\\d*)?[eE]',
+        '(\\.\\d*)?[E]',
+        test=_HOSTILE + "numbers_with_an_exponent_are_numbers",
+        text="--min-p 0.00001 is refused, 0.0001 is not",
+        expects="'1e-5': must be a number",
+    ),
+    mutation(
+        "defaults-left-to-the-first-request",
+        "D10",
+        "runtime/assembly.py",
+        "    _check_defaults(config, resolver)\n    kind",
+        "    kind",
+        test=_HOSTILE + "defaults_that_no_model_of_this_vocabulary_takes[logit_bias={300: 1}]",
+        text="the same message, minutes later where a model is large",
+        expects="weights were read",
+    ),
+    mutation(
+        "random-prompts-as-long-as-the-model",
+        "D10",
+        "runtime/random_prompts.py",
+        "if length >= max_model_len:",
+        "if length > max_model_len:",
+        test=_HOSTILE + "random_prompts_that_leave_no_room",
+        text="the engine refuses them, once they are there",
+        expects=_REFUSED,
     ),
 )
