@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import errno
+import math
+import random
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,11 +25,14 @@ from runtime.cli_session import system_reason
 from runtime.cli_usage import exit_code_of
 from runtime.config import load_config
 from runtime.errors import CheckpointError, ConfigError, SourceError
+from runtime.models.spec import from_hf_config
 from runtime.prompts import check_prompt
 from runtime.random_prompts import random_prompts
 from runtime.sampling import SamplingParams
 from runtime.shown_value import SHOWN_VALUE_CHARS, shown
-from tests.tiny_checkpoint import TinyModel, TinyShape, write_tiny_checkpoint
+from runtime.speculators.dflash_config import check_target, read_draft_config
+from tests.tiny_checkpoint import TinyModel, TinyShape, tiny_config, write_tiny_checkpoint
+from tests.tiny_drafter import DrafterShape, drafter_config
 from tests.tiny_engine import open_tiny
 
 BOMB = "a: &a [x]\n" + "\n".join(f"{name}: &{name} [{', '.join([f'*{below}'] * 9)}]" for below, name in pairwise("abcdefghijkl"))
@@ -166,6 +173,48 @@ def test_defaults_that_no_model_of_this_vocabulary_takes(
     message = refused(capsys, "run", config, "-q", "--set", f"sampling.{override}")
     assert message.startswith(f"error: sampling.{override.partition('=')[0]}: token id ")
     assert "is outside the vocabulary of 300 (ids 0..299)" in message
+
+
+STRANGE: list[Any] = [
+    None, True, 5, -1, 0, 2**31, 2**63, 10**30, -1.5, 1e308, math.inf, math.nan, "x", "silu", [], [0], [0, 0], [-1, 5], ["a"], [[]],
+    {}, {"a": 1}, {"rope_type": "yarn", "factor": 1e308, "original_max_position_embeddings": 2**31 - 1}, {"rope_type": "llama3"},
+]  # fmt: skip
+OPTIONAL = (
+    "is_causal", "layer_types", "sliding_window", "use_swa", "rope_parameters", "rope_scaling", "rope_theta", "attention_bias",
+    "logit_scale", "final_logit_softcapping", "quantization_config", "draft_vocab_size", "target_hidden_size", "num_target_layers",
+)  # fmt: skip
+
+
+def strange(config: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    """One key or two, of the object or of one in it, gone or something else."""
+    config = copy.deepcopy(config)
+    for _ in range(rng.choice((1, 1, 2))):
+        inner = config.get("dflash_config") if rng.random() < 0.3 else None
+        values = inner if isinstance(inner, dict) and inner else config
+        key = rng.choice([*values, *OPTIONAL])
+        if rng.random() < 0.15:
+            values.pop(key, None)
+        else:
+            values[key] = rng.choice(STRANGE)
+    return config
+
+
+@pytest.mark.parametrize("kind", ["target", "dflash", "dflash2"])
+def test_a_strange_configuration_of_a_checkpoint_is_read_or_refused(kind: str) -> None:
+    shape, rng = TinyShape(num_layers=4), random.Random(1)
+    target = from_hf_config(tiny_config(shape))
+    drafter = drafter_config(shape, DrafterShape(version=2 if kind == "dflash2" else 1))
+    outcomes: Counter[str] = Counter()
+    for _ in range(8000):
+        try:
+            if kind == "target":
+                from_hf_config(strange(tiny_config(shape), rng))
+            else:
+                check_target(read_draft_config(strange(drafter, rng)), target, 3, "drafter")
+            outcomes["read"] += 1
+        except CheckpointError:
+            outcomes["refused"] += 1
+    assert min(outcomes["read"], outcomes["refused"]) > 1000
 
 
 def test_random_prompts_that_leave_no_room(config: str, capsys: pytest.CaptureFixture[str]) -> None:

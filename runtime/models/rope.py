@@ -12,6 +12,9 @@ import numpy.typing as npt
 
 from runtime.models.fields import Fields
 
+MAX_POSITIONS = 2**31 - 1
+"""Kernels count positions in int32."""
+
 RopeScaling = Literal["none", "linear", "llama3", "yarn", "factors"]
 
 
@@ -42,7 +45,9 @@ def stretched_positions(rope: RopeSpec, positions: int) -> int:
     """Longest sequence of a model whose configuration says `positions`: with YaRN that may be the unstretched length (Qwen3) or the
     stretched one, and the longer counts.
     """
-    return max(positions, int(rope.original_max_position_embeddings * rope.factor)) if rope.scaling == "yarn" else positions
+    if rope.scaling != "yarn":
+        return positions
+    return max(positions, int(min(rope.original_max_position_embeddings * rope.factor, MAX_POSITIONS)))
 
 
 def rope_table(rope: RopeSpec, head_dim: int, max_len: int) -> npt.NDArray[np.float32]:

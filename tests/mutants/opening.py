@@ -180,4 +180,14 @@ MUTATIONS = (
         text="the engine refuses them, once they are there",
         expects=_REFUSED,
     ),
+    mutation(
+        "a-stretch-without-end",
+        "D10",
+        "runtime/models/rope.py",
+        "int(min(rope.original_max_position_embeddings * rope.factor, MAX_POSITIONS))",
+        "int(rope.original_max_position_embeddings * rope.factor)",
+        test=_HOSTILE + "a_strange_configuration_of_a_checkpoint_is_read_or_refused[target]",
+        text="nothing runs: a factor that no file should hold ends in a traceback",
+        expects="OverflowError",
+    ),
 )
