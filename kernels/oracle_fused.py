@@ -174,7 +174,8 @@ def gather_norm(
 
 def project_argmax(logits: Floats, x: Floats, weight: Floats, num_rows: Integers) -> Floats:
     """`logits` afterwards; best_value and best_column are what `best_columns` makes of them."""
-    return _live(logits, num_rows, x.astype(np.float64) @ weight.T)
+    with np.errstate(invalid="ignore"):  # rows of infinities
+        return _live(logits, num_rows, x.astype(np.float64) @ weight.T)
 
 
 def best_of_stripes(out: Integers, best_value: Floats, best_column: Integers, num_rows: Integers) -> Integers:
