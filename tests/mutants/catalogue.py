@@ -13,6 +13,7 @@ from tests.mutants import (
     opening,
     overlap,
     planning,
+    prompts,
     rings,
     slots,
     stepping,
@@ -37,4 +38,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     *early.MUTATIONS,
     *opening.MUTATIONS,
     *wide.MUTATIONS,
+    *prompts.MUTATIONS,
 )

@@ -1,0 +1,78 @@
+"""Which launches a step's attention is, by its rows, its heads and the numerics that were asked for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graphs.step_attention import StepAttention, row_cluster_blocks, row_tiles
+from kernels.attend import BLOCK_PAIRS
+from kernels.attend_step import CLUSTER
+
+
+class Launches:
+    """A launcher that notes kernel, cluster and grid."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, int, Any]] = []
+
+    def launch(self, kernel: Any, grid: Any, block: int, *args: Any) -> None:
+        assert len(args) == len(kernel.params)
+        self.found.append((kernel.name, kernel.cluster, grid))
+
+
+def recorded(
+    tokens: int, requests: int, head_dim: int, *, batch_invariant: bool, normed: bool = False
+) -> list[tuple[str, int, Any]]:
+    heads, kv_heads = 9, 3
+    rows = np.zeros((tokens, heads * head_dim), np.uint16)
+    launches, gain = Launches(), np.ones(head_dim, np.float32) if normed else None
+    inputs = SimpleNamespace(idx_mapping=rows, query_start_loc=rows, num_requests=rows, query_len=0)
+    step = SimpleNamespace(inputs=inputs, positions=rows, slot_mapping=rows)
+    shape = SimpleNamespace(num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, rms_norm_eps=1e-5)
+    run: Any = SimpleNamespace(
+        launch=launches,
+        model=SimpleNamespace(shape=shape, rope_table=rows),
+        scratch=SimpleNamespace(attention=rows, qkv=rows),
+        state=SimpleNamespace(block_tables=rows),
+        step=step,
+        num_tokens=tokens,
+        live=rows,
+        most_requests=requests,
+    )
+    layer: Any = SimpleNamespace(k_cache=rows, v_cache=rows, q_norm=gain, k_norm=gain)
+    StepAttention(rows, batch_invariant=batch_invariant).record(run, layer)  # type: ignore[arg-type]
+    return launches.found
+
+
+@pytest.mark.parametrize(("head_dim", "kernel", "sharing"), [(64, "attend_rows", 7), (128, "attend_wide_rows", 3)])
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_step_of_many_rows_stores_its_keys_and_attends(head_dim: int, kernel: str, sharing: int, normed: bool) -> None:
+    store, attend = recorded(512, 1, head_dim, batch_invariant=False, normed=normed)
+    assert store[0] == ("norm_rotate_store" if normed else "rotate_store")
+    assert attend == (kernel, sharing, (24, 3))
+
+
+def test_requests_may_each_have_a_tile_that_is_not_full() -> None:
+    """Of 64 requests with 8 rows each, none fills a tile of 64 pairs with its 24."""
+    assert row_tiles(512, 64, 9, 3) == 512 * 3 // BLOCK_PAIRS + 63
+    assert recorded(512, 64, 64, batch_invariant=False)[-1] == ("attend_rows", 2, (87, 3))
+
+
+@pytest.mark.parametrize(("tiles", "sharing"), [(1, 8), (65, 8), (72, 7), (264, 2), (265, 1), (9000, 1)])
+def test_blocks_that_share_a_tile_fill_the_gpu_once(tiles: int, sharing: int) -> None:
+    assert row_cluster_blocks(tiles, 528) == sharing
+
+
+@pytest.mark.parametrize("tokens", [1, 128, 129, 512])
+def test_batch_invariant_steps_of_any_size_add_up_alike(tokens: int) -> None:
+    """One kernel, one size of clusters: what a row yields must not depend on how many rows came with it."""
+    *_, (name, cluster, _) = recorded(tokens, 1, 64, batch_invariant=True)
+    assert (name, cluster) == ("attend_step", CLUSTER)
+
+
+def test_few_rows_are_one_launch() -> None:
+    assert [name for name, *_ in recorded(128, 1, 64, batch_invariant=False)] == ["attend_step"]
