@@ -112,10 +112,12 @@ class StepAttention:
     def _rows(self, run: ForwardPass, layer: LayerArrays) -> None:
         shape, tokens, inputs = run.model.shape, run.num_tokens, run.step.inputs
         heads, kv_heads = shape.num_heads, shape.num_kv_heads
-        tiles = row_tiles(tokens, run.most_requests, heads, kv_heads)
         wide = shape.head_dim > NARROW_HEAD
-        kernel = _ROWS[wide, row_cluster_blocks(tiles * kv_heads, _ROW_BLOCKS[wide])]
+        kernel, grid = _ROWS[wide, 1], (pair_tiles(tokens, heads, kv_heads), kv_heads, run.most_requests)
+        if self.query.dtype.itemsize == 2:
+            tiles = row_tiles(tokens, run.most_requests, heads, kv_heads)
+            kernel, grid = _ROWS[wide, row_cluster_blocks(tiles * kv_heads, _ROW_BLOCKS[wide])], (tiles, kv_heads, 1)
         arrays = (run.scratch.attention[:tokens], self.query[:tokens], layer.k_cache, layer.v_cache)
         where = (run.state.block_tables, run.step.positions[:tokens], inputs.idx_mapping, inputs.query_start_loc, heads)
         scale = float(shape.head_dim) ** -0.5
-        run.launch.launch(kernel, (tiles, kv_heads), THREADS, *arrays, *where, scale, inputs.num_requests)
+        run.launch.launch(kernel, grid, THREADS, *arrays, *where, scale, inputs.num_requests)

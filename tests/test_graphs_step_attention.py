@@ -25,10 +25,10 @@ class Launches:
 
 
 def recorded(
-    tokens: int, requests: int, head_dim: int, *, batch_invariant: bool, normed: bool = False
+    tokens: int, requests: int, head_dim: int, *, batch_invariant: bool, normed: bool = False, dtype: type = np.uint16
 ) -> list[tuple[str, int, Any]]:
     heads, kv_heads = 9, 3
-    rows = np.zeros((tokens, heads * head_dim), np.uint16)
+    rows = np.zeros((tokens, heads * head_dim), dtype)
     launches, gain = Launches(), np.ones(head_dim, np.float32) if normed else None
     inputs = SimpleNamespace(idx_mapping=rows, query_start_loc=rows, num_requests=rows, query_len=0)
     step = SimpleNamespace(inputs=inputs, positions=rows, slot_mapping=rows)
@@ -53,13 +53,13 @@ def recorded(
 def test_a_step_of_many_rows_stores_its_keys_and_attends(head_dim: int, kernel: str, sharing: int, normed: bool) -> None:
     store, attend = recorded(512, 1, head_dim, batch_invariant=False, normed=normed)
     assert store[0] == ("norm_rotate_store" if normed else "rotate_store")
-    assert attend == (kernel, sharing, (24, 3))
+    assert attend == (kernel, sharing, (24, 3, 1))
 
 
 def test_requests_may_each_have_a_tile_that_is_not_full() -> None:
     """Of 64 requests with 8 rows each, none fills a tile of 64 pairs with its 24."""
     assert row_tiles(512, 64, 9, 3) == 512 * 3 // BLOCK_PAIRS + 63
-    assert recorded(512, 64, 64, batch_invariant=False)[-1] == ("attend_rows", 2, (87, 3))
+    assert recorded(512, 64, 64, batch_invariant=False)[-1] == ("attend_rows", 2, (87, 3, 1))
 
 
 @pytest.mark.parametrize(("tiles", "sharing"), [(1, 8), (65, 8), (72, 7), (264, 2), (265, 1), (9000, 1)])
@@ -76,3 +76,7 @@ def test_batch_invariant_steps_of_any_size_add_up_alike(tokens: int) -> None:
 
 def test_few_rows_are_one_launch() -> None:
     assert [name for name, *_ in recorded(128, 1, 64, batch_invariant=False)] == ["attend_step"]
+
+
+def test_float32_has_a_block_for_every_sixteen_pairs() -> None:
+    assert recorded(512, 2, 64, batch_invariant=False, dtype=np.float32)[-1] == ("attend_rows", 1, (96, 3, 2))
