@@ -28,7 +28,7 @@ def recorded(
     tokens: int, requests: int, head_dim: int, *, batch_invariant: bool, normed: bool = False, dtype: type = np.uint16
 ) -> list[tuple[str, int, Any]]:
     heads, kv_heads = 9, 3
-    rows = np.zeros((tokens, heads * head_dim), dtype)
+    rows: Any = np.zeros((tokens, heads * head_dim), dtype)
     launches, gain = Launches(), np.ones(head_dim, np.float32) if normed else None
     inputs = SimpleNamespace(idx_mapping=rows, query_start_loc=rows, num_requests=rows, query_len=0)
     step = SimpleNamespace(inputs=inputs, positions=rows, slot_mapping=rows)
