@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,9 @@ import pytest
 
 from runtime.device import open_device
 from runtime.sampling import SamplingParams
-from tests.candidate_proposer import drafts_from
 from tests.planted_nan import plant_nan
 from tests.test_dflash_engine import SHAPES
-from tests.test_runtime_engine_nothing import WAYS, a_table, check_reports, damaged, up_to_bad
+from tests.test_runtime_engine_nothing import WAYS, check_reports, damaged, drafting, up_to_bad
 from tests.tiny_drafter import write_tiny_drafter
 from tests.tiny_engine import LOOPING, Arrival, Reference, check_idle, drive, open_tiny, tiny_reference
 
@@ -40,12 +38,8 @@ def wide_heads(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 def test_greedy_steps_report_rows_of_nothing(
     reference: Reference, drafts: str, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with ExitStack() as stack:
-        if drafts == "table":
-            stack.enter_context(drafts_from(*a_table()))
-        sizes = {"device": "cuda", "scheduler__max_num_seqs": 4, **settings}
-        device = open_device("cuda", poison=True)
-        check_reports(stack.enter_context(damaged(reference, 0 if drafts == "none" else 3, on=device, **sizes)), reference, caplog)
+    with drafting(reference, drafts, on=open_device("cuda", poison=True), device="cuda", **settings) as engine:
+        check_reports(engine, reference, caplog)
 
 
 @pytest.mark.parametrize("name", ["v1", "v2"])

@@ -90,12 +90,17 @@ def check_reports(engine: Engine, reference: Reference, caplog: pytest.LogCaptur
     check_idle(engine)
 
 
-def a_table() -> tuple[Any, Any]:
-    """One draft behind each token. BAD is drafted behind 19, where it is right in two texts and wrong in the others."""
-    ids = np.full((VOCAB_SIZE, 1), 10, np.int32)
-    for before, token in ((10, 19), (19, BAD), (BAD, 7), (21, BAD), (5, 21)):
-        ids[before] = token
-    return ids, np.ones((VOCAB_SIZE, 1), np.float32)
+@contextmanager
+def drafting(reference: Reference, drafts: str, **settings: Any) -> Iterator[Engine]:
+    """A damaged engine that drafts by n-grams, by a table, or not. The table has one draft behind each token: BAD behind 19, where
+    it is right in two texts and wrong in the others."""
+    with ExitStack() as stack:
+        if drafts == "table":
+            ids = np.full((VOCAB_SIZE, 1), 10, np.int32)
+            for before, token in ((10, 19), (19, BAD), (BAD, 7), (21, BAD), (5, 21)):
+                ids[before] = token
+            stack.enter_context(drafts_from(ids, np.ones((VOCAB_SIZE, 1), np.float32)))
+        yield stack.enter_context(damaged(reference, 0 if drafts == "none" else 3, **{"scheduler__max_num_seqs": 4, **settings}))
 
 
 @pytest.mark.parametrize("drafts", ["none", "ngram", "table"])
@@ -104,10 +109,7 @@ def test_greedy_steps_report_rows_of_nothing(
     reference: Reference, drafts: str, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """In the first token behind a prompt, in decode steps, behind drafts that were accepted; never behind drafts that were not."""
-    with ExitStack() as stack:
-        if drafts == "table":
-            stack.enter_context(drafts_from(*a_table()))
-        engine = stack.enter_context(damaged(reference, 0 if drafts == "none" else 3, **{"scheduler__max_num_seqs": 4, **settings}))
+    with drafting(reference, drafts, **settings) as engine:
         check_reports(engine, reference, caplog)
         assert not engine.runner.paths.sampled_steps
         if drafts != "none":
