@@ -37,10 +37,8 @@ def _digest() -> str:
 
 def kernel_cache_dir() -> Path:
     """Where compiled kernels are kept: one folder for each set of sources, Numba version and processor."""
-    base = os.environ.get("DRAFTGRAPH_CACHE") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "draftgraph"
-    )
-    return Path(base) / "kernels" / _digest()
+    base = os.environ.get("DRAFTGRAPH_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "draftgraph")
+    return Path(os.path.expanduser(base)) / "kernels" / _digest()
 
 
 _lost: list[str] = []  # why nothing more is kept, once something could not be

@@ -59,7 +59,7 @@ class ChatTemplate:
             )
         except Exception as error:  # The template is foreign code: whatever it raises is about this prompt.
             raise PromptError(
-                f"chat template failed: {error}; check the roles and their order, or set run.chat to false"
+                f"chat template failed: {str(error) or type(error).__name__}; check the roles and their order, or set run.chat to false"
             ) from error
 
 

@@ -12,11 +12,13 @@ import typer
 
 from runtime.cli_session import CLOSED_PIPE, INTERRUPTED, USER_ERROR, exits, system_reason
 from runtime.errors import SamplingError
+from runtime.lossy_stderr import tolerate_lost_stderr
 from runtime.sampling import SamplingParams
 
 
 def exit_code_of(app: Callable[..., Any], arguments: Sequence[str]) -> int:
     """Run a Typer application without its boxes around errors; the exit code, its error printed to stderr."""
+    tolerate_lost_stderr()
     try:
         code = app(arguments, standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):

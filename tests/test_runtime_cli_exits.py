@@ -166,6 +166,18 @@ def test_help_to_a_full_disk_is_a_message(monkeypatch: pytest.MonkeyPatch, capfd
         assert capfd.readouterr().err == "error: cannot write the output: No space left on device\n"
 
 
+@pytest.mark.parametrize("arguments", [[], ["-q"], ["--json"]], ids=str)
+def test_answers_survive_a_stderr_that_takes_nothing(config: str, arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "tests.fake_engine", "run", config, *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=full, cwd=ROOT, env=environment, check=False, timeout=60, encoding="utf-8"
+        )
+    assert result.returncode == 0
+    assert TEXT in result.stdout
+
+
 def test_memory_that_is_not_there_is_a_message(capsys: pytest.CaptureFixture[str]) -> None:
     @exits()
     def command() -> None:

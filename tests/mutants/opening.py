@@ -190,4 +190,13 @@ MUTATIONS = (
         text="nothing runs: a factor that no file should hold ends in a traceback",
         expects="OverflowError",
     ),
+    mutation(
+        "stderr-that-takes-an-answer-with-it",
+        "D10",
+        "runtime/lossy_stderr.py",
+        "return super().write(text)\n        except OSError:",
+        "return super().write(text)\n        except BrokenPipeError:",
+        test="tests/test_runtime_cli_exits.py::test_answers_survive_a_stderr_that_takes_nothing",
+        text="there is none",
+    ),
 )
