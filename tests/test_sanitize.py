@@ -14,13 +14,21 @@ import pytest
 
 from tests.sanitize import race_checks
 from tests.sanitize.__main__ import main
-from tests.sanitize.barriers import ROOT, tree_without_barriers
+from tests.sanitize.damages import DAMAGES, ROOT, Damage
 from tests.sanitize.sanitizer import Outcome, Sanitizer, judged
 from tests.sanitize.workload import run
 
 CLEAN = "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)"
-FOUND = "========= RACECHECK SUMMARY: 3 hazards displayed (3 errors, 0 warnings)"
-KERNELS = [{"name": "fold", "entry": "_Z4fold", "shared": 64}, {"name": "join", "entry": "_Z4join", "shared": 128}]
+FOUND = """========= Error: Race reported between Write access at _Z4fold+0x100
+=========     and Read access at _Z4fold+0x200 [62 hazards]
+========= RACECHECK SUMMARY: 3 hazards displayed (3 errors, 0 warnings)"""
+INTERNAL = """========= Internal Sanitizer Error: The Sanitizer failed to handle a hardware exception.
+========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)"""
+KERNELS = [
+    {"name": "fold", "entry": "_Z4fold", "shared": 64, "cluster": 1},
+    {"name": "join", "entry": "_Z4join", "shared": 128, "cluster": 2},
+]
+PLANTED = Damage("fold", "kernels/block_reduce.py", "    total = f32(0.0)", "    total = f32(1.0)")
 TOOL = """#!{python}
 import json, os, sys, time
 answers = json.load(open({answers!r}))
@@ -28,8 +36,9 @@ if "--help" in sys.argv:
     print(answers["help"])
     sys.exit()
 where = "sources" if os.getcwd() == {root!r} else "copy"
-entry = next(word.partition("=")[2] for word in sys.argv if word.startswith(("kne=", "kns=")))
-text, code, seconds = answers[where].get(entry, answers[where]["*"])
+entries = [word.partition("=")[2] for word in sys.argv if word.startswith(("kne=", "regex="))]
+assert "_Z4join" in entries  # of a cluster
+text, code, seconds = answers[where].get(entries[0], answers[where]["*"])
 time.sleep(seconds)
 print(text)
 sys.exit(code)
@@ -49,7 +58,7 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
         workload = f"print({json.dumps({'kernels': kernels, 'drafted': 9, 'accepted': 2})!r})"
         monkeypatch.setattr(race_checks, "CALL", (sys.executable, "-c", workload))
-        monkeypatch.setattr(race_checks, "tree_without_barriers", lambda folder: 7)
+        monkeypatch.setattr(race_checks, "DAMAGES", (PLANTED,))
 
     return answering
 
@@ -58,39 +67,55 @@ def squeezed(table: str) -> str:
     return re.sub(" +", " ", table)
 
 
-def test_clean_kernels_whose_copies_race_pass(tool: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bare = {"name": "copy_ids", "entry": "_Z4copy", "shared": 0}
-    tool({"*": [CLEAN, 0, 0]}, {"*": [FOUND, 9, 0], "_Z4join": [CLEAN, 0, 0]}, [*KERNELS, bare])
+def test_clean_kernels_and_a_planted_race_that_is_reported_pass(
+    tool: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = {"name": "copy_ids", "entry": "_Z4copy", "shared": 0, "cluster": 1}
+    tool({"*": [CLEAN, 0, 0]}, {"*": [FOUND, 9, 0]}, [*KERNELS, bare])
     assert main(["--logs", str(tmp_path / "logs")]) == 0
     out, err = capsys.readouterr()
     assert squeezed(out).splitlines()[1:] == [
-        "fold 64 0 hazards HAZARDS 3",
-        "join 128 0 hazards 0 hazards",
-        "2 of 2 kernels clean, the race in their copies reported for 1; 1 share no memory",
+        "fold 64 0 hazards",
+        "join 128 0 hazards",
+        "planted: fold less a barrier of kernels/block_reduce.py: reported",
+        "2 of 2 kernels clean, 1 of 1 planted races reported",
+        "1 kernels more share no memory, so that there is nothing to race for",
     ]
-    assert "2 of 9 drafts accepted; 7 barriers are missing in the copy" in err
-    assert "fold without barriers: HAZARDS 3 in" in err
-    assert FOUND in (tmp_path / "logs" / "0-fold-without-barriers.txt").read_text()
+    assert "2 of 9 drafts accepted" in err
+    assert "fold less a barrier of kernels/block_reduce.py: HAZARDS 3 in" in err
+    assert FOUND in (tmp_path / "logs" / "fold-less-a-barrier-of-kernels-block_reduce-py.txt").read_text()
 
 
 @pytest.mark.parametrize(
-    ("own", "copy", "verdict"),
+    ("own", "copy", "line"),
     [
-        ([FOUND, 9, 0], [FOUND, 9, 0], "HAZARDS 3"),
-        ([FOUND, 0, 0], [FOUND, 9, 0], "HAZARDS 3"),
-        (["Segmentation fault", 139, 0], [FOUND, 9, 0], "DID NOT RUN"),
-        (["nothing at all", 0, 0], [FOUND, 9, 0], "DID NOT RUN"),
-        ([CLEAN, 1, 0], [FOUND, 9, 0], "DID NOT RUN"),
-        ([CLEAN, 0, 0], [CLEAN, 0, 0], "0 hazards"),
-        ([CLEAN, 0, 0], ["CUDA error", 1, 0], "0 hazards"),
+        ([FOUND, 9, 0], [FOUND, 9, 0], "fold 64 HAZARDS 3"),
+        ([FOUND, 0, 0], [FOUND, 9, 0], "fold 64 HAZARDS 3"),
+        ([INTERNAL, 9, 0], [FOUND, 9, 0], "fold 64 DID NOT RUN"),
+        (["Segmentation fault", 139, 0], [FOUND, 9, 0], "fold 64 DID NOT RUN"),
+        (["nothing at all", 0, 0], [FOUND, 9, 0], "fold 64 DID NOT RUN"),
+        ([CLEAN, 1, 0], [FOUND, 9, 0], "fold 64 DID NOT RUN"),
+        ([CLEAN, 0, 0], [CLEAN, 0, 0], "block_reduce.py: NOT REPORTED: 0 hazards"),
+        ([CLEAN, 0, 0], ["CUDA error", 1, 0], "block_reduce.py: NOT REPORTED: DID NOT RUN"),
+        ([CLEAN, 0, 0], [INTERNAL, 9, 0], "block_reduce.py: NOT REPORTED: DID NOT RUN"),
+        ([CLEAN, 0, 0], [FOUND.replace("fold", "join"), 9, 0], "block_reduce.py: NOT REPORTED: HAZARDS 3"),
     ],
-    ids=["hazards", "hazards-and-exit-0", "killed", "no-summary", "wrong-result", "cannot-fail", "control-broken"],
+    ids=[
+        *("hazards", "hazards-and-exit-0", "tool-failed", "killed", "no-summary", "wrong-result"),
+        *("cannot-fail", "control-broken", "tool-failed-in-the-copy", "race-of-another-kernel"),
+    ],
 )
-def test_nothing_else_passes(tool: Any, capsys: pytest.CaptureFixture[str], own: Any, copy: Any, verdict: str) -> None:
-    """Above all not a check that reports nothing where every kernel races."""
+def test_nothing_else_passes(tool: Any, capsys: pytest.CaptureFixture[str], own: Any, copy: Any, line: str) -> None:
+    """Above all not a check that reports nothing where a kernel races."""
     tool({"*": [CLEAN, 0, 0], "_Z4fold": own}, {"*": copy})
     assert main([]) == 1
-    assert f"fold 64 {verdict}" in squeezed(capsys.readouterr().out)
+    assert line in squeezed(capsys.readouterr().out)
+
+
+def test_a_check_without_a_planted_race_is_none(tool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool({"*": [CLEAN, 0, 0]}, {"*": [FOUND, 9, 0]})
+    monkeypatch.setattr(race_checks, "DAMAGES", ())
+    assert main([]) == 1
 
 
 def test_a_run_without_an_end_is_ended_and_told(tool: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,15 +151,21 @@ def test_the_filter_is_spelt_as_the_version_wants_it() -> None:
     assert regex[-3:] == ["--kernel-regex", r"kns=_Z4fold\$a", "x"]
 
 
-def test_the_copy_has_no_barrier_and_is_the_same_program_otherwise(tmp_path: Path) -> None:
-    removed = tree_without_barriers(tmp_path)
-    assert removed > 50
+@pytest.mark.parametrize("damage", DAMAGES, ids=str)
+def test_a_copy_is_the_same_program_less_a_barrier(damage: Damage, tmp_path: Path) -> None:
+    """Its kernel is one of the workload's, and its file is used by it."""
+    damage.copy_to(tmp_path)
     for path in sorted((tmp_path / "kernels").glob("*.py")):
         source, before = path.read_text(), (ROOT / "kernels" / path.name).read_text()
         ast.parse(source)
-        assert "cuda.syncthreads()" not in source
-        assert len(source.splitlines()) == len(before.splitlines())
+        different = [line for line, other in zip(source.splitlines(), before.splitlines(), strict=True) if line != other]
+        assert [line.strip() for line in different] == (["pass"] if path == tmp_path / damage.file else [])
     assert (tmp_path / "tests" / "sanitize" / "workload.py").exists()
+
+
+def test_a_source_that_has_moved_on_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"kernels/tile.py: the text to damage occurs 0 times"):
+        Damage("fold", "kernels/tile.py", "no such text", "").copy_to(tmp_path)
 
 
 def test_drafts_of_the_workload_are_accepted_in_part(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Kernels of a speculative step under compute-sanitizer: each by itself, and with its barriers taken away."""
+"""Kernels of a speculative step under compute-sanitizer: each by itself, and copies with a race planted in them."""

@@ -1,6 +1,6 @@
 """`python -m tests.sanitize`: racecheck of every kernel of a speculative step that shares memory, each in a process of its own.
 
-Exit code 1: a hazard, a run without an end, or no race reported in a copy of the sources whose barriers were taken away.
+Exit code 1: a hazard, a run without an end, or a race that was planted in a copy of the sources and not reported.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.sanitize.race_checks import check_races, say
+from tests.sanitize.race_checks import RaceChecks, say
 from tests.sanitize.sanitizer import Sanitizer
 
 
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if racecheck is None:
         say("make sanitize: no compute-sanitizer on this machine; it comes with the CUDA toolkit")
         return 1
-    checked = check_races(racecheck, only=options.only, workers=options.workers, limit_s=options.limit, logs=options.logs)
+    checked = RaceChecks(racecheck, limit_s=options.limit, logs=options.logs).run(only=options.only, workers=options.workers)
     if checked is None:
         return 1
     print(checked, flush=True)

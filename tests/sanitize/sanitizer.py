@@ -36,6 +36,11 @@ class Finding:
     seconds: float
     text: str
 
+    def names(self, kernel: str) -> bool:
+        """Is it a hazard that the tool says is in `kernel`?"""
+        lines = [line for line in self.text.splitlines() if line.startswith("=====")]
+        return self.outcome is Outcome.HAZARDS and any(kernel in line for line in lines)
+
     @property
     def verdict(self) -> str:
         return f"{self.outcome.value} {self.count or ''}".rstrip()
@@ -110,10 +115,13 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def judged(text: str, code: int, seconds: float, *, ended: bool) -> Finding:
-    """Hazards count whether or not the program came to its end; none of them is a verdict only when it did, and was right."""
+    """Hazards count whether or not the program came to its end; none of them is a verdict only when it did, and was right. What the
+    tool says of itself is counted by it as a hazard, and is none."""
+    if "Internal Sanitizer Error" in text:
+        return Finding(Outcome.BROKEN, 0, seconds, text)
     summary = _SUMMARY.search(text)
     count = int(summary[1]) if summary else 0
-    if count or code == HAZARDS_EXIT:
+    if count:
         return Finding(Outcome.HAZARDS, count, seconds, text)
     if not ended:
         return Finding(Outcome.NO_END, 0, seconds, text)

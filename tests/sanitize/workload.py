@@ -63,14 +63,15 @@ def run(folder: Path, on: Any = None, **settings: Any) -> dict[str, Any]:
 
 
 def launched(engine: Engine) -> list[dict[str, Any]]:
-    """{"name", "entry": in the module that the driver loads, "shared": bytes of a block} of every kernel; none without a GPU."""
+    """{"name", "entry": in the module that the driver loads, "shared": bytes of a block, "cluster": blocks at most} of every
+    kernel; none without a GPU."""
     compiler: Any = getattr(engine.runner.device, "_compiler", None)  # type: ignore[attr-defined]
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for kernel, types in () if compiler is None else compiler._compiled:
         loaded = kernel.jit.compile(types)  # has been
-        found[loaded.entry_name] = {
-            "name": kernel.name, "entry": loaded.entry_name, "shared": int(loaded.shared_mem_per_block)
-        }  # fmt: skip
+        cluster = max(kernel.cluster, found.get(loaded.entry_name, {}).get("cluster", 1))
+        facts = {"name": kernel.name, "entry": loaded.entry_name, "shared": int(loaded.shared_mem_per_block)}
+        found[loaded.entry_name] = facts | {"cluster": cluster}
     return list(found.values())
 
 
