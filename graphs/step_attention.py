@@ -23,8 +23,9 @@ CLUSTERS = (CLUSTER, CLUSTER // 2, CLUSTER // 4)
 _PLAIN = {size: replace(attend_step, cluster=size) for size in CLUSTERS}
 _NORMED = {size: replace(norm_attend_step, cluster=size) for size in CLUSTERS}
 
-_ROW_BLOCKS = {False: 528, True: 264}
-"""Blocks of a larger step that an H200 has room for at once, of heads of 64 dims and of wide ones."""
+_ROW_BLOCKS = {False: 296, True: 264}
+"""Blocks that a larger step is laid out for, of heads of 64 dims and of wide ones: with more that share their keys it was slower
+on an H200."""
 
 _MOST_SHARING = 8
 
@@ -113,7 +114,7 @@ class StepAttention:
         shape, tokens, inputs = run.model.shape, run.num_tokens, run.step.inputs
         heads, kv_heads = shape.num_heads, shape.num_kv_heads
         wide = shape.head_dim > NARROW_HEAD
-        kernel, grid = _ROWS[wide, 1], (pair_tiles(tokens, heads, kv_heads), kv_heads, run.most_requests)
+        kernel, grid = replace(_ROWS[wide, 1], shared=0), (pair_tiles(tokens, heads, kv_heads), kv_heads, run.most_requests)
         if self.query.dtype.itemsize == 2:
             tiles = row_tiles(tokens, run.most_requests, heads, kv_heads)
             kernel, grid = _ROWS[wide, row_cluster_blocks(tiles * kv_heads, _ROW_BLOCKS[wide])], (tiles, kv_heads, 1)

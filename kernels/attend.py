@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.attend_tile import PAIRS, RUNNING, SCORES, attend_requests
+from kernels.attend_tile import PAIRS, RUNNING, SCORES, SUMS, attend_requests
 from kernels.lang import SIMULATED, cuda, f32, kernel
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_warp import primitive
@@ -23,11 +23,10 @@ BLOCK_PAIRS = 64
 NARROW_HEAD = 64
 """Longest head that `attend_rows` takes on a GPU in 16 bits; `attend_wide_rows` has registers for more."""
 
-RING = 4096 + 4
-"""Floats of shared memory that 64 keys, or values, of 128 dims take in 16 bits; 4 to begin at 16 bytes. As many sums (SUMS) as the
-common form has."""
 
-_REGISTERS = 128  # four blocks on a multiprocessor
+def ring_bytes(head_dim: int) -> int:
+    """Dynamic shared memory of the GPU's form: two tiles of 64 keys and values in 16 bits, and what it begins at 16 bytes with."""
+    return 2 * 2 * 64 * 2 * head_dim + 16
 
 
 def _gpu_rows(out: Any, query: Any, k_cache: Any, *rest: Any) -> Any:
@@ -50,31 +49,31 @@ def has_tensor_rows(query, k_cache):
 
 @primitive(_gpu_rows)
 def tensor_rows(
-    out, query, k_cache, v_cache, block_tables, positions, idx_mapping, query_start_loc, num_heads, scale, num_requests, keys,
-    values, stats,
+    out, query, k_cache, v_cache, block_tables, positions, idx_mapping, query_start_loc, num_heads, scale, num_requests, ring,
+    stats,
 ):  # fmt: skip
     """What `attend_requests` does, on a GPU with queries and a cache in 16 bits, for hd = 64; nothing elsewhere.
 
-    keys, values: float32 shared [RING]; stats: float32 shared [SCORES].
+    ring: dynamic shared memory of ring_bytes(hd); stats: float32 shared [SCORES].
     """
 
 
 @primitive(_gpu_wide_rows)
 def tensor_wide_rows(
-    out, query, k_cache, v_cache, block_tables, positions, idx_mapping, query_start_loc, num_heads, scale, num_requests, keys,
-    values, stats,
+    out, query, k_cache, v_cache, block_tables, positions, idx_mapping, query_start_loc, num_heads, scale, num_requests, ring,
+    stats,
 ):  # fmt: skip
     """The same for hd = 128."""
 
 
-@kernel(writes=("out",), max_registers=_REGISTERS, overlap=True)
+@kernel(writes=("out",), overlap=True, shared=ring_bytes(64))
 def attend_rows(
     out, query, k_cache, v_cache, block_tables, positions, idx_mapping, query_start_loc, num_heads, scale, num_requests
 ):
     """out[t, h] = softmax(scale * q[t, h] . K) V over the keys 0..positions[t] of the row's request, for the live requests.
 
-    The rows fill the GPU, so keys are not split and nothing is combined. Keys and values are read once for every sixteen pairs,
-    mostly from L2.
+    On a GPU in 16 bits the blocks of a cluster share the keys, by tiles of 64 positions, and add up in order of rank: what a row
+    yields depends on its own keys and on the size of the cluster.
 
     Args:
         out: [T, nh * hd], any storage type.
@@ -93,9 +92,9 @@ def attend_rows(
     at best, clusters of any size; elsewhere (rows * group / PAIRS, kv heads, requests). Barriers are reached by all threads of a
     cluster: loops depend on blockIdx and device state alone. Safe under capture. Oracle: oracle_fused.attend.
     """
+    ring = cuda.shared.array(0, f32)
     scores = cuda.shared.array(SCORES, f32)
-    sums = cuda.shared.array(RING, f32)
-    values = cuda.shared.array(RING, f32)
+    sums = cuda.shared.array(SUMS, f32)
     largest = cuda.shared.array(PAIRS, f32)
     normalizer = cuda.shared.array(PAIRS, f32)
     running = cuda.shared.array(RUNNING, f32)
@@ -106,7 +105,7 @@ def attend_rows(
     if has_tensor_rows(query, k_cache):
         tensor_rows(
             out, query, k_cache, v_cache, block_tables, positions, idx_mapping, query_start_loc, num_heads, scale, num_requests,
-            sums, values, scores,
+            ring, scores,
         )  # fmt: skip
     else:
         attend_requests(
@@ -115,17 +114,17 @@ def attend_rows(
         )  # fmt: skip
 
 
-@kernel(writes=("out",), overlap=True)
+@kernel(writes=("out",), overlap=True, shared=ring_bytes(128))
 def attend_wide_rows(
     out, query, k_cache, v_cache, block_tables, positions, idx_mapping, query_start_loc, num_heads, scale, num_requests
 ):
-    """`attend_rows`, whose 16-bit form on a GPU takes heads of 128 dims, with the registers that these need.
+    """`attend_rows`, whose 16-bit form on a GPU takes heads of 128 dims, with the registers and shared memory that these need.
 
     Args: as in `attend_rows`. Launch and ownership as there. Oracle: oracle_fused.attend.
     """
+    ring = cuda.shared.array(0, f32)
     scores = cuda.shared.array(SCORES, f32)
-    sums = cuda.shared.array(RING, f32)
-    values = cuda.shared.array(RING, f32)
+    sums = cuda.shared.array(SUMS, f32)
     largest = cuda.shared.array(PAIRS, f32)
     normalizer = cuda.shared.array(PAIRS, f32)
     running = cuda.shared.array(RUNNING, f32)
@@ -136,7 +135,7 @@ def attend_wide_rows(
     if has_tensor_rows(query, k_cache):
         tensor_wide_rows(
             out, query, k_cache, v_cache, block_tables, positions, idx_mapping, query_start_loc, num_heads, scale, num_requests,
-            sums, values, scores,
+            ring, scores,
         )  # fmt: skip
     else:
         attend_requests(

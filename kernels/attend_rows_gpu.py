@@ -1,8 +1,8 @@
 """The GPU's form of kernels/attend.py over 16-bit queries, keys and values of 64 or 128 dims.
 
-A block takes 64 pairs of a request and a kv head, sixteen a warp, over tiles of 64 keys that all of them share: values of a tile
-are under way while scores are computed, keys of the next while values are summed up. The blocks of a cluster take turns at the
-tiles and add up in shared memory (kernels/attend_split_gpu.py): a prompt in chunks has few blocks, and long ones.
+A block takes 64 pairs of a request and a kv head, sixteen a warp, over tiles of 64 keys that all of them share: keys and values of
+the next tile are under way while this one is computed. The blocks of a cluster take turns at the tiles and add up in shared memory
+(kernels/attend_split_gpu.py): a prompt in chunks has few blocks, and long ones.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from kernels.lang_warp import lane, quad_max, quad_sum, warp_broadcast
 _ALL = 0xFFFFFFFF
 _KEYS = TILE_KEYS
 _PAIRS = 16 * WARPS
+_VALUES = 2  # tiles of keys before those of values: two of each in the ring
 _LOG2_E = 1.4426950408889634
 
 
@@ -93,13 +94,14 @@ def _tiles_with(mma: Any, pair: Any, head_dim: int) -> Any:
     add_scores, left_operands, add_values = slabs_with(mma, pair, head_dim)
     store_slabs, fold = store_slabs_with(pair), fold_blocks(pair, head_dim)
     row_bytes, wide = 2 * head_dim, head_dim > 64
+    tile_bytes = _KEYS * row_bytes
 
     @device_function
     def attend_pairs(
         out, query, k_cache, v_cache, block_tables, positions, table_row, kv_head, token, group, first_pair, pairs, scale,
-        key_base, value_base, stat_base, rank, ranks,
+        ring, stat_base, rank, ranks,
     ):  # fmt: skip
-        """first_pair, pairs: of the request and kv head; scale: of scores, times log2(e)."""
+        """first_pair, pairs: of the request and kv head; scale: of scores, times log2(e); ring: shared, 4 * tile_bytes."""
         warp = i32(cuda.threadIdx.x >> 5)
         g, quad = i32(lane() >> i32(2)), i32(lane() & i32(3))
         block_size, width = i32(k_cache.shape[1]), i32(i32(k_cache.shape[2]) * i32(head_dim))
@@ -107,7 +109,9 @@ def _tiles_with(mma: Any, pair: Any, head_dim: int) -> Any:
         last = i32(pairs - i32(1))
         keys = i32(element(positions, i64(i32(token + i32(u32(first_pair + last) // u32(group))))) + i32(1))
         entry = entry_of(block_tables, table_row, rank, keys, block_size, warp)
-        copy_tile(key_base, k_cache, entry, width, column, warp)
+        copy_tile(ring, k_cache, entry, width, column, warp)
+        copy_tile(u32(ring + u32(_VALUES * tile_bytes)), v_cache, entry, width, column, warp)
+        entry = entry_of(block_tables, table_row, i32(rank + ranks), keys, block_size, warp)
         near, far = i32(warp * i32(16) + g), i32(warp * i32(16) + g + i32(8))
         near_pair, far_pair = i32(first_pair + min(near, last)), i32(first_pair + min(far, last))
         near_row, far_row = i32(token + i32(u32(near_pair) // u32(group))), i32(token + i32(u32(far_pair) // u32(group)))
@@ -127,29 +131,26 @@ def _tiles_with(mma: Any, pair: Any, head_dim: int) -> Any:
         if i32(warp * i32(16)) > last:
             most = i32(0)  # nobody's: the warp copies, and waits
         octet = i32(lane() & i32(7))
-        key_row = u32(key_base + u32((octet + ((lane() >> i32(4)) << i32(3))) * i32(row_bytes)))
+        key_row = u32(ring + u32((octet + ((lane() >> i32(4)) << i32(3))) * i32(row_bytes)))
         key_turn = u32((octet ^ ((lane() >> i32(3)) & i32(1))) << i32(4))
-        value_row = u32(value_base + u32((lane() & i32(15)) * i32(row_bytes)))
+        value_row = u32(ring + u32(_VALUES * tile_bytes) + u32((lane() & i32(15)) * i32(row_bytes)))
         value_turn = u32((octet ^ (lane() >> i32(4))) << i32(4))
         near_top, far_top, near_total, far_total = NEG_INF, NEG_INF, f32(0.0), f32(0.0)
         o, u = no_sums(), no_sums()
-        tile = i32(rank)
+        tile, stage = i32(rank), u32(0)  # stage: where in the ring the keys of the tile begin
         while i32(tile * i32(_KEYS)) < keys:
             first, ahead = i32(tile * i32(_KEYS)), i32(tile + ranks)
             wait_copies()
             cuda.syncthreads()
-            copy_tile(value_base, v_cache, entry, width, column, warp)
-            entry = entry_of(block_tables, table_row, ahead, keys, block_size, warp)
-            s = no_sums()
-            if first < most:
-                s = add_scores(s, q, key_row, key_turn)
-                if wide:
-                    s = add_scores(s, r, u32(key_row + u32(128)), key_turn)
-            wait_copies()
-            cuda.syncthreads()
+            other = u32(u32(tile_bytes) - stage)
             if i32(ahead * i32(_KEYS)) < keys:
-                copy_tile(key_base, k_cache, entry, width, column, warp)
+                copy_tile(u32(ring + other), k_cache, entry, width, column, warp)
+                copy_tile(u32(ring + other + u32(_VALUES * tile_bytes)), v_cache, entry, width, column, warp)
+                entry = entry_of(block_tables, table_row, i32(ahead + ranks), keys, block_size, warp)
             if first < most:
+                s = add_scores(no_sums(), q, u32(key_row + stage), key_turn)
+                if wide:
+                    s = add_scores(s, r, u32(key_row + stage + u32(128)), key_turn)
                 if i32(first + i32(_KEYS)) > least:
                     s = mask_scores(s, i32(first + quad * i32(2)), near_seen, far_seen)
                 near_high = larger(near_top, quad_max(largest_of(s, 0, 1)))
@@ -161,10 +162,10 @@ def _tiles_with(mma: Any, pair: Any, head_dim: int) -> Any:
                 near_total = near_total * near_keep + total_of(s, 0, 1)
                 far_total = far_total * far_keep + total_of(s, 2, 3)
                 p = left_operands(s)
-                o = add_values(scale_sums(o, near_keep, far_keep), p, value_row, value_turn)
+                o = add_values(scale_sums(o, near_keep, far_keep), p, u32(value_row + stage), value_turn)
                 if wide:
-                    u = add_values(scale_sums(u, near_keep, far_keep), p, u32(value_row + u32(128)), value_turn)
-            tile = ahead
+                    u = add_values(scale_sums(u, near_keep, far_keep), p, u32(value_row + stage + u32(128)), value_turn)
+            tile, stage = ahead, other
         near_total, far_total = quad_sum(near_total), quad_sum(far_total)
         if ranks == i32(1):
             store_slabs(out, near_at, far_at, near <= last, far <= last, f32(1.0) / near_total, f32(1.0) / far_total, o, u, wide)
@@ -174,11 +175,11 @@ def _tiles_with(mma: Any, pair: Any, head_dim: int) -> Any:
             cuda.syncthreads()  # the sums take the place of keys and values, of all warps
             if warp < i32(WARPS):
                 keep_stats(stat_base, warp, near_top * scale, far_top * scale, near_total, far_total)
-                keep_sums(key_base, value_base, warp, head_dim, o, u, wide)
+                keep_sums(ring, warp, head_dim, o, u, wide)
             cuda.syncthreads()
             cluster_barrier()
             active = min(i32(i32(keys + i32(_KEYS - 1)) >> i32(6)), ranks)
-            fold(out, near_at, far_at, near <= last, far <= last, key_base, value_base, stat_base, rank, ranks, active)
+            fold(out, near_at, far_at, near <= last, far <= last, ring, stat_base, rank, ranks, active)
             cuda.syncthreads()
             cluster_barrier()
 
@@ -189,14 +190,14 @@ def _rows(mma: Any, pair: Any, head_dim: int) -> Callable[..., Any]:
     attend_pairs = _tiles_with(mma, pair, head_dim)
 
     def rows_form(
-        out, query, k_cache, v_cache, block_tables, positions, idx_mapping, query_start_loc, num_heads, scale, num_requests, keys,
-        values, stats,
+        out, query, k_cache, v_cache, block_tables, positions, idx_mapping, query_start_loc, num_heads, scale, num_requests, ring,
+        stats,
     ):  # fmt: skip
         """Tiles of pairs are counted over all requests; who comes last in a request has most keys, and is taken first."""
         rank, ranks = cluster_rank(), cluster_size()
         kv_heads, live = i32(k_cache.shape[2]), num_requests[0]
         group = i32(u32(num_heads) // u32(kv_heads))
-        key_base, value_base, stat_base = ring_address(keys), ring_address(values), ring_address(stats)
+        ring_base, stat_base = ring_address(ring), ring_address(stats)
         clusters = i32(u32(cuda.gridDim.x) // u32(ranks))
         scale = scale * f32(_LOG2_E)
         index, passed, request = i32(i32(u32(cuda.blockIdx.x) // u32(ranks)) + i32(cuda.blockIdx.z) * clusters), i32(0), i32(0)
@@ -212,7 +213,7 @@ def _rows(mma: Any, pair: Any, head_dim: int) -> Callable[..., Any]:
                 while kv_head < kv_heads:
                     attend_pairs(
                         out, query, k_cache, v_cache, block_tables, positions, table_row, kv_head, token, group, first_pair, pairs,
-                        scale, key_base, value_base, stat_base, rank, ranks,
+                        scale, ring_base, stat_base, rank, ranks,
                     )  # fmt: skip
                     kv_head = i32(kv_head + i32(cuda.gridDim.y))
                 index = i32(index + clusters * i32(cuda.gridDim.z))

@@ -34,12 +34,9 @@ def keep_stats(stat_base, warp, near_top, far_top, near_total, far_total):
 
 
 @device_function
-def sums_address(key_base, value_base, warp, head_dim):
-    """Where a warp's sums are kept: two warps where keys were, two where values were."""
-    at = u32(u32((warp & i32(1)) * i32(head_dim * 64)) + u32(lane() * i32(16)))
-    if warp < i32(2):
-        return u32(key_base + at)
-    return u32(value_base + at)
+def sums_address(ring, warp, head_dim):
+    """Where this lane's part of a warp's sums is kept: in the place of keys and values."""
+    return u32(ring + u32(warp * i32(16 * 4 * head_dim)) + u32(lane() * i32(16)))
 
 
 @device_function
@@ -60,8 +57,8 @@ def _keep_slab(at, s):
 
 
 @device_function
-def keep_sums(key_base, value_base, warp, head_dim, o, u, wide):
-    at = sums_address(key_base, value_base, warp, head_dim)
+def keep_sums(ring, warp, head_dim, o, u, wide):
+    at = sums_address(ring, warp, head_dim)
     _keep_slab(at, o)
     if wide:
         _keep_slab(u32(at + u32(4096)), u)
@@ -114,12 +111,12 @@ def fold_blocks(pair: Any, head_dim: int) -> Any:
                 write4(u32(stat_base + u32(i32(_WEIGHTS) + i32(block) * i32(4 * _PAIRS) + p * i32(4))), weight)
 
     @device_function
-    def fold(out, near_at, far_at, near, far, key_base, value_base, stat_base, rank, ranks, active):
+    def fold(out, near_at, far_at, near, far, ring, stat_base, rank, ranks, active):
         """Behind a barrier of the cluster; before the next one nobody touches its sums."""
         weights_of(stat_base, active)
         cuda.syncthreads()
         warp = i32(cuda.threadIdx.x >> 5)
-        sums = sums_address(key_base, value_base, warp, head_dim)
+        sums = sums_address(ring, warp, head_dim)
         weights = u32(stat_base + u32(i32(_WEIGHTS) + warp * i32(64) + (lane() >> i32(2)) * i32(4)))
         for j in range(rank, head_dim // 8, ranks):
             a, b, c, d = f32(0.0), f32(0.0), f32(0.0), f32(0.0)
