@@ -143,7 +143,8 @@ def judged(metric: str, equal: Pairs | None, pairs: Pairs, *, same_outputs: bool
     """The verdict on one metric. equal: pairs of equal arms; None when nobody ran them.
 
     TAUTOLOGICAL    both arms took the same path: no time can tell them apart for the reason that was meant
-    NOT MEASURED    the arms did not do the same work, or equal arms did not take the same path
+    NOT MEASURED    the arms did not do the same work; or equal arms did not take the same path, as an arm that adapts does not, and
+                    there is nothing that one arm did in every run and the other in none
     RECORDED        no equal arms were run, so nothing says what a difference is worth
     UNDER THE FLOOR equal arms differ by as much; no ratio
     SATISFIED       the first arm is better; OPEN GAP: it is worse
@@ -157,7 +158,8 @@ def judged(metric: str, equal: Pairs | None, pairs: Pairs, *, same_outputs: bool
 
     if any(one.path == other.path for one, other in zip(*pairs, strict=True)):
         return result(Verdict.TAUTOLOGICAL, "both arms took the same path: no counter and no graph differs")
-    if equal is not None and any(one.path != other.path for one, other in zip(*equal, strict=True)):
+    adapts = equal is not None and any(one.path != other.path for one, other in zip(*equal, strict=True))
+    if equal is not None and adapts and not _apart([*equal[0], *equal[1], *pairs[0]], pairs[1]):
         return result(Verdict.NOT_MEASURED, "equal arms took different paths, so a difference of paths says nothing")
     outputs = {sample.outputs for samples in (*pairs, *(equal or ())) for sample in samples}
     if same_outputs and len(outputs) > 1:
@@ -172,6 +174,13 @@ def judged(metric: str, equal: Pairs | None, pairs: Pairs, *, same_outputs: bool
     better = found.told is Told.FIRST
     detail = f"the first arm is {'better' if better else 'worse'}; {differ}"
     return result(Verdict.SATISFIED if better else Verdict.OPEN_GAP, detail, found)
+
+
+def _apart(first: Sequence[Sample], second: Sequence[Sample]) -> bool:
+    """Did every run of one arm do something, by the name of a counter or a graph, that no run of the other did?"""
+    did = [[{*sample.path.get("counters", {}), *sample.path.get("graphs", {})} for sample in arm] for arm in (first, second)]
+    always, ever = ([method(*runs) for runs in did] for method in (set.intersection, set.union))
+    return bool(always[0] - ever[1] or always[1] - ever[0])
 
 
 def axis_of(result: Result) -> Axis:

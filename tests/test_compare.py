@@ -91,6 +91,33 @@ def test_paths_that_differ_between_equal_arms_prove_nothing() -> None:
     assert (found.verdict, found.effect) == (Verdict.NOT_MEASURED, None)
 
 
+def adapting(pairs: Pairs, names: str, arms: tuple[int, ...] = (0, 1)) -> Pairs:
+    """The same times; each run of these arms took as many steps of these names as it liked."""
+    for arm in arms:
+        pairs[arm][:] = [
+            replace(sample, path={"counters": {f"graph {name}": 30 + number + arm for name in names.split()}})
+            for number, sample in enumerate(pairs[arm])
+        ]
+    return pairs
+
+
+def test_an_arm_that_adapts_is_told_from_one_that_never_does_the_same() -> None:
+    """Equal arms differ by counts, but all of them verify, and plain decoding never does: there is a path to tell."""
+    floor, plain = adapting(equal(), "verify propose"), {"counters": {"graph decode": 60}}
+    found = judged("tpot_ms", floor, adapting(planted(1.5, plain), "verify propose", arms=(0,)))
+    assert (found.verdict, found.floor is not None) == (Verdict.SATISFIED, True)
+    swapped = judged("tpot_ms", adapting(equal(), "decode"), adapting(planted(1 / 1.5), "decode verify", arms=(1,)))
+    assert swapped.verdict is Verdict.OPEN_GAP
+
+
+def test_arms_that_both_adapt_are_told_by_what_one_always_and_the_other_never_does() -> None:
+    floor = adapting(equal(), "verify propose")
+    both = adapting(adapting(planted(1.5), "verify propose", arms=(0,)), "verify propose wide", arms=(1,))
+    assert judged("tpot_ms", floor, both).verdict is Verdict.SATISFIED
+    both[1][2] = replace(both[1][2], path={"counters": {"graph verify": 3, "graph propose": 3}})
+    assert judged("tpot_ms", floor, both).verdict is Verdict.NOT_MEASURED
+
+
 def test_without_equal_arms_there_is_no_floor_and_no_pass() -> None:
     found = judged("tpot_ms", None, planted(1.5))
     assert found.verdict is Verdict.RECORDED

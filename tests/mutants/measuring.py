@@ -201,6 +201,16 @@ MUTATIONS = (
         text=_TEXT,
     ),
     mutation(
+        "arms-told-apart-by-one-run",
+        "9e-54",
+        _COMPARE,
+        "for method in (set.intersection, set.union))",
+        "for method in (set.union, set.union))",
+        test="tests/test_compare.py::test_arms_that_both_adapt_are_told_by_what_one_always_and_the_other_never_does",
+        expects=_NOT_RAISED,
+        text=_TEXT,
+    ),
+    mutation(
         "own-kernels-pruned",
         "9e-57",
         "graphs/cache_age.py",
