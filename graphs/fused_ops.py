@@ -18,7 +18,8 @@ from graphs.flow_ops import FlowLayout, flow_layouts_of
 from graphs.launch import Array
 from graphs.ops import AttentionOps, ForwardPass
 from graphs.plain_ops import Stripes, norm_threads, record_argmax
-from graphs.wide_ops import WideLayout, wide_layouts_of
+from graphs.wide_ops import Exchange, WideLayout, wide_layouts_of
+from kernels.add_norm import add_norm, add_norm_tap
 from kernels.attend_step import MAX_HEAD_DIM
 from kernels.behind_product import EIGHT, add_squares, norm_swiglu
 from kernels.bias import add_bias
@@ -33,7 +34,7 @@ from kernels.project import (
     project_residual_two,
 )
 from kernels.project_tap import project_residual_tap, project_residual_two_tap
-from kernels.rmsnorm import add_rms_norm, rms_norm
+from kernels.rmsnorm import rms_norm
 from kernels.tile import CHUNK, TILE_ROWS
 
 THREADS = 128
@@ -50,6 +51,9 @@ _MOST_PARTS = (0, 9, 5)
 _WARPS_A_BLOCK = 4
 
 HEAD_THREADS = 32 * _WARPS_A_BLOCK
+
+_OURS = object()
+"""The usual form of a product: one of ours, whichever."""
 
 _BLOCKS = 396
 """Blocks of a launch beyond which tiles take turns: three on each multiprocessor of an H200. No result depends on it."""
@@ -162,6 +166,7 @@ class FusedScratch:
     squares: Array  # float32 [T, ceil(H / 8)]
     best_value: Array  # float32 [stripes, J]
     best_column: Array  # int32 [stripes, J]
+    exchange: Exchange | None = None  # where a wide product may be taken
 
 
 @dataclass(frozen=True)
@@ -223,7 +228,7 @@ class FusedOps:
             normed, squares = self._product_input(run)
             gate_up = run.scratch.gate_up[: run.num_tokens]
             run.launch.matmul(gate_up, normed, layer.gate_up, run.live)
-            behind = (activated, gate_up, squares, normed.shape[1], eps, self._scaled(run), run.live)
+            behind = (activated, gate_up, squares, normed.shape[1], eps, int(self._whole_norm(run, "out")), run.live)
             run.launch.launch(norm_swiglu, _sharing_grid(activated), _SHARING_THREADS, *behind)
             return
         if isinstance(layout, FlowLayout | WideLayout):
@@ -273,7 +278,8 @@ class FusedOps:
         return self._residual_and_norm(run)[1:]
 
     def _layout(self, name: str, weight: Array) -> Form | None:
-        return self.layouts[name] if name in self.layouts else layouts_of(name, *weight.shape)[0]
+        layout = self.layouts[name] if name in self.layouts else layouts_of(name, *weight.shape)[0]
+        return replace(layout, exchange=self.scratch.exchange) if isinstance(layout, WideLayout) else layout
 
     def _project_residual(self, run: ForwardPass, name: str, x: Array, weight: Array, norm: Array) -> None:
         layout, written, eps = self._layout(name, weight), self._residual_and_norm(run), run.model.shape.rms_norm_eps
@@ -298,21 +304,27 @@ class FusedOps:
             return
         projected, (residual, normed, _) = run.scratch.projected[:tokens], written
         launch.matmul(projected, x, weight, run.live)
-        if whole:
-            threads = norm_threads(normed.shape[1])
-            launch.launch(add_rms_norm, tokens, threads, normed, residual, projected, norm, eps, run.live)
-        else:
+        if not whole:
             launch.launch(add_squares, _sharing_grid(projected), _SHARING_THREADS, *written, projected, norm, run.live)
-        if tap is not None:
-            run.record_tap()
+            if tap is not None:
+                run.record_tap()
+            return
+        threads = norm_threads(-(-normed.shape[1] // EIGHT))
+        if tap is None:
+            launch.launch(add_norm, tokens, threads, residual, normed, projected, norm, eps, run.live)
+        else:
+            arguments = (residual, normed, tap.features[:tokens], projected, norm, eps, tap.column, run.live)
+            launch.launch(add_norm_tap, tokens, threads, *arguments)
 
     def _scaled(self, run: ForwardPass) -> int:
         """float16: the residual may leave its range, its norm does not."""
         return int(run.scratch.normed.dtype == np.float16)
 
     def _whole_norm(self, run: ForwardPass, name: str) -> bool:
-        """Is scratch.normed the norm itself behind `name`? In front of a library's qkv nobody else would divide by the rms."""
-        return bool(self._scaled(run)) or (name == "down" and "qkv" in self.layouts and self.layouts["qkv"] is None)
+        """Is scratch.normed the norm itself behind `name`? In front of a library's qkv nobody else would divide by the rms, and
+        between two of the library's products the whole norm costs no more than what it needs."""
+        behind = ("qkv",) if name == "down" else ("out", "gate_up")
+        return bool(self._scaled(run)) or all(self.layouts.get(product, _OURS) is None for product in behind)
 
     def _norm(self, run: ForwardPass, gain: Array) -> None:
         """scratch.normed = the norm itself."""

@@ -98,6 +98,32 @@ def add_squares(
     return total, _live(normed, num_tokens, total * gain), _live(squares, num_tokens, squares_of(total))
 
 
+def add_norm(
+    residual: Floats, normed: Floats, x: Floats, gain: Floats, eps: float, num_tokens: Integers
+) -> tuple[Floats, Floats]:
+    """(residual, normed) afterwards."""
+    total = _live(residual, num_tokens, residual + x.astype(np.float64))
+    scale = 1 / np.sqrt((total.astype(np.float64) ** 2).mean(axis=1, keepdims=True) + eps)
+    return total, _live(normed, num_tokens, total * scale * gain)
+
+
+def add_norm_tap(
+    residual: Floats,
+    normed: Floats,
+    features: Floats,
+    x: Floats,
+    gain: Floats,
+    eps: float,
+    column: int,
+    num_tokens: Integers,
+) -> tuple[Floats, Floats, Floats]:
+    """(residual, normed, features) afterwards."""
+    total, norm = add_norm(residual, normed, x, gain, eps, num_tokens)
+    result, live = features.copy(), num_tokens[0]
+    result[:live, column : column + residual.shape[1]] = total[:live]
+    return total, norm, result
+
+
 def rotate_store(
     query: Floats,
     k_cache: Floats,

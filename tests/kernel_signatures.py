@@ -45,6 +45,8 @@ SIGNATURES: dict[str, str] = {
     "wide_residual_tap": "f2 s2 f2 s2 s2 s2 f1 i i1",
     "norm_swiglu": "s2 f2 f2 i f i i1",
     "add_squares": "f2 s2 f2 f2 f1 i1",
+    "add_norm": "f2 s2 f2 f1 f i1",
+    "add_norm_tap": "f2 s2 s2 f2 f1 f i i1",
     "rotate_store": "s2 s4 s4 f2 f2 i1 i1 i i1",
     "norm_rotate_store": "s2 s4 s4 f2 f1 f1 f2 i1 i1 i f i1",
     "attend_step": "s2 s4 s4 f2 f2 i2 i1 i1 i1 i1 i f i i1",

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kernels import oracle_fused as oracle
+from kernels.add_norm import add_norm, add_norm_tap
 from kernels.behind_product import add_squares, norm_swiglu
 from kernels.embed_squares import embed_squares
 from kernels.lang import Kernel
@@ -171,6 +172,26 @@ def test_add_squares(launch: Launch, storage: str, columns: int, count: int, cap
     }
     residual, normed, squares = oracle.add_squares(**wide_args(args))
     check(launch, add_squares, args, {"normed": normed}, storage, wide={"residual": residual, "squares": squares})
+
+
+@LAUNCHES
+@STORAGE
+@BEHIND
+def test_add_norm(launch: Launch, storage: str, columns: int, count: int, capacity: int) -> None:
+    """With a tap and without; the columns beside those of the tap are another's."""
+    args = {
+        "residual": guarded(floats(56, capacity, columns), count),
+        "normed": out_of(storage, capacity, columns),
+        "x": poisoned(floats(57, capacity, columns), count),
+        "gain": floats(58, columns),
+        "eps": EPS,
+        "num_tokens": live(count),
+    }
+    residual, normed = oracle.add_norm(**wide_args(args))
+    check(launch, add_norm, args, {"normed": normed}, storage, wide={"residual": residual})
+    tapped = args | {"features": out_of(storage, capacity, 3 * columns), "column": columns}
+    residual, normed, features = oracle.add_norm_tap(**wide_args(tapped))
+    check(launch, add_norm_tap, tapped, {"normed": normed, "features": features}, storage, wide={"residual": residual})
 
 
 @warps((2, 4), (1, 10))
