@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphs.flow_ops import FlowLayout, flow_layouts_of
 from graphs.fused_ops import HEAD_THREADS, Layout, layouts_of, stripes_of
+from kernels.flow import FINISHERS
+from kernels.flow_head import flow_argmax
+from kernels.flow_project import flow_gate_up, flow_project
+from kernels.flow_residual import flow_residual
 from kernels.head import project_argmax
 from kernels.project import norm_gate_up, norm_project, norm_project_two, project_residual, project_residual_two
 from kernels.tile import TILE_ROWS
@@ -56,7 +61,7 @@ class ProductTimes:
     rows: int
     weight_bytes: int
     times: dict[str, list[float]]
-    layout: Layout | None = None
+    layout: Layout | FlowLayout | None = None
 
     def median(self, which: str) -> float:
         return statistics.median(self.times[which])
@@ -119,8 +124,10 @@ class ProductBench:
         self.live = self._array("live", (1,), np.int32)
         device.upload(self.live, np.array([rows], np.int32))
         self._build = {"qkv": self._qkv, "gate_up": self._gate_up, "head": self._head}.get(product.name, self._residual)()
-        self.layouts = [None] if product.name == "head" else layouts_of(product.name, outputs, depth)
-        self.layout: Layout | None = self.layouts[0]
+        shape = product.name, outputs, depth
+        usual: list[Layout | None] = [None] if product.name == "head" else [*layouts_of(*shape)]
+        self.layouts: list[Layout | FlowLayout | None] = [*usual, *flow_layouts_of(*shape)]
+        self.layout = self.layouts[0]
 
     def close(self) -> None:
         self.stream.synchronize()
@@ -191,6 +198,9 @@ class ProductBench:
 
         def multiply(weight: Any, layout: Any) -> None:
             arguments = (self.out, self.x, squares, weight, 0.0, 0, layout.parts, self.live)
+            if isinstance(layout, FlowLayout):
+                self.stream.launch(flow_project, layout.grid, 32 * (layout.warps + FINISHERS), *arguments)
+                return
             kernel = norm_project if layout.slabs == 1 else norm_project_two
             self.stream.launch(layout.kernel(kernel), layout.grid, 32 * (layout.warps + 1), *arguments)
 
@@ -202,6 +212,9 @@ class ProductBench:
 
         def multiply(weight: Any, layout: Any) -> None:
             arguments = (activated, self.x, squares, weight, 0.0, 0, layout.parts, self.live)
+            if isinstance(layout, FlowLayout):
+                self.stream.launch(flow_gate_up, layout.grid, 32 * (layout.warps + FINISHERS), *arguments)
+                return
             self.stream.launch(layout.kernel(norm_gate_up), layout.grid, 32 * (layout.warps + 1), *arguments)
 
         return multiply
@@ -213,6 +226,9 @@ class ProductBench:
 
         def multiply(weight: Any, layout: Any) -> None:
             arguments = (self.out, normed, squares, self.x, weight, gain, layout.parts, self.live)
+            if isinstance(layout, FlowLayout):
+                self.stream.launch(flow_residual, layout.grid, 32 * (layout.warps + FINISHERS), *arguments)
+                return
             kernel = project_residual if layout.slabs == 1 else project_residual_two
             self.stream.launch(layout.kernel(kernel), layout.grid, 32 * layout.warps, *arguments)
 
@@ -224,6 +240,11 @@ class ProductBench:
         column = self._array("best_column", (stripes, self.rows), np.int32)
 
         def multiply(weight: Any, layout: Any) -> None:
+            if isinstance(layout, FlowLayout):
+                best = value[: layout.grid], column[: layout.grid]
+                flowing = (self.out, *best, self.x, weight, outputs, layout.parts, self.live)
+                self.stream.launch(flow_argmax, layout.grid, 32 * (layout.warps + FINISHERS), *flowing)
+                return
             arguments = (self.out, value, column, self.x, weight, outputs, self.live)
             self.stream.launch(project_argmax, stripes, HEAD_THREADS, *arguments)
 

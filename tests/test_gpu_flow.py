@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+from typing import Any
+
 import numpy as np
 import pytest
 
+from kernels import flow as kernel_flow
+from kernels import tile as kernel_tile
+from kernels.lang import source_of
 from tests.kernel_cases import floats
 from tests.storage_cases import stored, widened
 from tests.warp_emulator import Warp, gpu_module
@@ -37,10 +43,11 @@ def test_tiles(storage: str, rows: int, outputs: int, depth: int, line: int, lin
     own = np.int32(line), np.int32(lines), place
 
     def twice() -> None:
-        module.open_ring(RING, place)
+        module.open_ring(RING, place, np.int32(12), np.int32(8), np.int32(4))
         turn = np.uint32(0)
         for time, token in enumerate((np.int32(0), np.int32(2))):
-            module.BEGIN[kind](RING, weight, np.int32(0), np.int32(second), step, np.int32(limit), *own, turn)
+            module.BEGIN[kind](RING, weight, np.int32(0), np.int32(second), step, np.int32(limit), *own, turn, np.int32(0))
+            module.BEGIN[kind](RING, weight, np.int32(0), np.int32(second), step, np.int32(limit), *own, turn, np.int32(1))
             held = module.OPERAND[kind](x, token, np.int32(line))
             for tile, first in enumerate(firsts):
                 sums, tiles = partial[time, tile], (np.int32(first), np.int32(second), step, np.int32(limit))
@@ -55,3 +62,57 @@ def test_tiles(storage: str, rows: int, outputs: int, depth: int, line: int, lin
                 expected = widened(x)[token : token + 8, columns].astype(np.float64) @ widened(of)[:, columns].T
                 found = partial[time, tile].reshape(2, 8, 8)[slab, : expected.shape[0], : expected.shape[1]]
                 np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def plain(**members: Any) -> ModuleType:
+    module = ModuleType("stand-in")
+    module.__dict__.update(members)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("warps", "outputs", "depth", "rows", "parts", "gated"), [(12, 70, 512, 2, 8, 0), (7, 64, 256, 9, 1, 1), (1, 24, 128, 3, 1, 0)]
+)
+def test_block(warps: int, outputs: int, depth: int, rows: int, parts: int, gated: int) -> None:
+    """All warps of a block: those that multiply run ahead of those that finish, by as many tiles as there are sides; a single warp
+    does both."""
+    warp = Warp(warps)
+    gpu = gpu_module("flow_gpu", warp)
+    flow = plain(
+        **{name: getattr(kernel_flow, name) for name in ("FINISHERS", "PARTIAL", "RING_BYTES", "SIDES", "WARPS")},
+        open_flow=gpu.open_ring,
+        begin_flow=gpu.begin,
+        flow_operand=gpu.operand,
+        flow_tile=gpu.TILE_OF["uint16", "uint16"],
+        hand_over=gpu.hand_over,
+        take_back=gpu.take_back,
+        lines_of=source_of(kernel_flow.lines_of),
+        role_of=source_of(kernel_flow.role_of),
+    )
+    divide = lambda a, b: np.int32(int(a) // int(b))  # noqa: E731
+    project = plain(
+        divide=divide,
+        warp_of_block=lambda: np.int32(warp.threadIdx.x // 32),
+        warps_of_block=lambda: np.int32(warps),
+    )
+    others = {
+        "flow": flow,
+        "project": project,
+        "behind_product": plain(row_scale=lambda squares, row, width, eps: np.float32(0.5)),
+        "exponential": plain(exp=np.exp),
+        "lang_storage": plain(narrow=lambda value, out: value),
+        "tile": kernel_tile,
+    }
+    module = gpu_module("flow_project", warp, **others)
+    x, weight = stored(floats(1, rows + 1, depth), "bfloat16"), stored(floats(3, outputs, depth), "bfloat16")
+    out = np.full((rows + 1, outputs >> gated), -7, np.float32)
+    partial, scale = np.full(kernel_flow.PARTIAL, np.nan, np.float32), np.full(16, np.nan, np.float32)
+    squares, live = np.zeros((rows + 1, 1), np.float32), np.array([rows], np.int32)
+    last = weight, np.float32(0), np.int32(0), np.int32(parts), np.int32(gated), live
+    warp.run(lambda: module.flow_rows(RING, partial, scale, out, x, squares, *last))
+    expected = widened(x)[:rows].astype(np.float64) @ widened(weight).T * 0.5
+    if gated:
+        gate, up = np.split(expected, 2, axis=1)
+        expected = gate / (1 + np.exp(-gate)) * up
+    np.testing.assert_allclose(out[:rows], expected, rtol=1e-3, atol=1e-2)
+    assert (out[rows] == -7).all()

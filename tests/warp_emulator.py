@@ -160,6 +160,9 @@ class Warp:
         assert int(barrier) % 8 == 0
         self._engine[int(barrier)] = _CountedBarrier(int(arrivals))
 
+    def barrier_arrive(self, barrier: Any) -> None:
+        self.barrier_expect(barrier, 0)
+
     def barrier_expect(self, barrier: Any, size: Any) -> None:
         held = self._engine[int(barrier)]
         with held.changed:
@@ -413,6 +416,7 @@ def gpu_module(name: str, warp: Warp, **others: ModuleType) -> ModuleType:
     )
     bulk = ModuleType("kernels.lang_bulk")
     bulk.__dict__.update(
+        barrier_arrive=warp.barrier_arrive,
         barrier_begin=warp.barrier_begin,
         barriers_begun=lambda: None,
         barrier_expect=warp.barrier_expect,
