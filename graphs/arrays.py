@@ -25,10 +25,6 @@ class DecoderShape:
     vocab_size: int
     rms_norm_eps: float
 
-    @property
-    def qkv_width(self) -> int:
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-
 
 @dataclass(frozen=True)
 class LayerArrays:

@@ -7,7 +7,6 @@ draft is one verify step of one request with at least one valid draft token, and
 from __future__ import annotations
 
 import itertools
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -171,55 +170,8 @@ class RequestTimes:
         return None if self.first_token is None else self.first_token - self.arrival
 
     @property
-    def latency_s(self) -> float | None:
-        return None if self.last_token is None else self.last_token - self.arrival
-
-    @property
     def tpot_s(self) -> float | None:
         """(latency - TTFT) / (output tokens - 1): per token, not per step; None below two tokens."""
         if self.first_token is None or self.last_token is None or self.num_output_tokens < 2:
             return None
         return (self.last_token - self.first_token) / (self.num_output_tokens - 1)
-
-
-class RunMetrics:
-    """Totals over the requests of a run."""
-
-    def __init__(self, num_speculative_tokens: int) -> None:
-        self.acceptance = AcceptanceStats(num_speculative_tokens)
-        self.num_requests = 0
-        self.num_prompt_tokens = 0
-        self.num_output_tokens = 0
-        self._times: list[RequestTimes] = []
-
-    def add(self, times: RequestTimes, num_prompt_tokens: int, acceptance: AcceptanceStats) -> None:
-        """One request that has ended."""
-        self.num_requests += 1
-        self.num_prompt_tokens += num_prompt_tokens
-        self.num_output_tokens += times.num_output_tokens
-        self.acceptance.merge(acceptance)
-        self._times.append(times)
-
-    @property
-    def duration_s(self) -> float:
-        """From the first arrival to the last token; 0 while there is none."""
-        ends = [times.last_token for times in self._times if times.last_token is not None]
-        return max(ends) - min(times.arrival for times in self._times) if ends else 0.0
-
-    def as_dict(self) -> dict[str, Any]:
-        """Counts, seconds and tokens a second. Acceptance fields are absent, not zero, when k = 0."""
-        duration = self.duration_s
-        totals: dict[str, Any] = {
-            "num_requests": self.num_requests,
-            "num_prompt_tokens": self.num_prompt_tokens,
-            "num_output_tokens": self.num_output_tokens,
-            "duration_s": duration,
-            "output_tokens_per_s": self.num_output_tokens / duration if duration > 0 else None,
-        }
-        for name in ("ttft_s", "tpot_s"):
-            values = [value for times in self._times if (value := getattr(times, name)) is not None]
-            totals[f"mean_{name}"] = statistics.fmean(values) if values else None
-            totals[f"median_{name}"] = statistics.median(values) if values else None
-        if self.acceptance.num_speculative_tokens:
-            totals.update(self.acceptance.as_dict())
-        return totals

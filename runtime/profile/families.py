@@ -14,7 +14,6 @@ from runtime.profile.trace import Activity, Kind, Mode, TraceRefusedError
 PRODUCTS, ATTENTION, ELEMENTWISE, SAMPLING, STEP, DRAFTER, COPIES, OTHER = (
     "products", "attention", "elementwise", "sampling", "step", "drafter", "copies", "other",
 )  # fmt: skip
-FAMILY_NAMES = (PRODUCTS, ATTENTION, ELEMENTWISE, SAMPLING, DRAFTER, STEP, COPIES, OTHER)
 
 _MODULES = {
     PRODUCTS: "project head tile",
