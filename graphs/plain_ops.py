@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from graphs.arrays import LayerArrays
 from graphs.launch import Array
 from graphs.ops import AttentionOps, ForwardPass
+from kernels.add_norm import add_norm
 from kernels.argmax import argmax, stripe_argmax
 from kernels.attention import paged_attention
+from kernels.behind_product import EIGHT
 from kernels.bias import add_bias
 from kernels.embed import embed
 from kernels.gather import gather_rows
@@ -21,6 +23,13 @@ from kernels.rope import rope
 from kernels.swiglu import swiglu
 
 THREADS = 128
+
+_SHARING_THREADS = 64
+"""Of a block that shares a row with others, eight columns a thread."""
+
+
+_ARGMAX_BLOCKS = 2112
+"""Blocks that an argmax is shared by: sixteen on each multiprocessor of an H200."""
 
 
 def norm_threads(width: int) -> int:
@@ -35,6 +44,11 @@ class Stripes:
     best_value: Array  # float32 [S, J]
     best_column: Array  # int32 [S, J]
 
+    def for_rows(self, rows: int) -> tuple[Array, Array]:
+        """Fewer and longer stripes of many rows: a block costs even so. No result depends on it."""
+        count = min(self.best_value.shape[0], -(-_ARGMAX_BLOCKS // rows))
+        return self.best_value[:count], self.best_column[:count]
+
 
 def record_argmax(run: ForwardPass, num_logits: int, stripes: Stripes | None) -> None:
     """scratch.logits -> scratch.row_argmax. stripes None: one block a row."""
@@ -44,7 +58,7 @@ def record_argmax(run: ForwardPass, num_logits: int, stripes: Stripes | None) ->
     if stripes is None:
         launch.launch(argmax, num_logits, THREADS, out, logits, vocab_size, live)
         return
-    value, column = stripes.best_value, stripes.best_column
+    value, column = stripes.for_rows(num_logits)
     launch.launch(stripe_argmax, (num_logits, value.shape[0]), THREADS, value, column, logits, vocab_size, live)
     launch.launch(best_of_stripes, num_logits, THREADS, out, value, column, live)
 
@@ -87,7 +101,8 @@ class PlainOps:
 
     Attributes:
         attention_ops: how attention is computed.
-        stripes: scratch of an argmax shared by several blocks, for a GPU; None: one block a row.
+        stripes: for a GPU, scratch of an argmax shared by several blocks; norms then take eight neighbours a thread. None: one
+            block a row, and one column a thread.
     """
 
     attention_ops: AttentionOps
@@ -117,8 +132,8 @@ class PlainOps:
         launch, tokens, scratch = run.launch, run.num_tokens, run.scratch
         gate_up, activated = scratch.gate_up[:tokens], scratch.activated[:tokens]
         launch.matmul(gate_up, scratch.normed[:tokens], layer.gate_up, run.live)
-        blocks = -(-activated.shape[1] // THREADS)
-        launch.launch(swiglu, (tokens, blocks), THREADS, activated, gate_up, run.live)
+        blocks = -(-activated.shape[1] // (EIGHT * _SHARING_THREADS))
+        launch.launch(swiglu, (tokens, blocks), _SHARING_THREADS, activated, gate_up, run.live)
         launch.matmul(scratch.projected[:tokens], activated, layer.down, run.live)
         self.add_and_norm(run, norm)
         run.record_tap()
@@ -135,4 +150,9 @@ class PlainOps:
         """residual += scratch.projected; its norm, with gain `norm`, -> scratch.normed."""
         tokens, eps = run.num_tokens, run.model.shape.rms_norm_eps
         normed, projected = run.scratch.normed[:tokens], run.scratch.projected[:tokens]
-        run.launch.launch(add_rms_norm, tokens, norm_threads(normed.shape[1]), normed, run.residual, projected, norm, eps, run.live)
+        width = normed.shape[1]
+        if self.stripes is not None:
+            threads = norm_threads(-(-width // EIGHT))
+            run.launch.launch(add_norm, tokens, threads, run.residual, normed, projected, norm, eps, run.live)
+        else:
+            run.launch.launch(add_rms_norm, tokens, norm_threads(width), normed, run.residual, projected, norm, eps, run.live)
