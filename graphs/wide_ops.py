@@ -6,21 +6,20 @@ taken where it was measured faster; never by `numerics: batch_invariant`, whose 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 from graphs.arrays import LayerArrays
 from graphs.launch import Array
 from graphs.ops import ForwardPass
-from kernels.lang import Kernel
 from kernels.tile import CHUNK
 from kernels.wide_project import HIGH, LOW, wide_gate_up, wide_project, wide_residual, wide_residual_tap
-from kernels.wide_tile import WIDE_WARPS
+from kernels.wide_tile import WIDE_TOKENS, WIDE_WARPS
 
-_CLUSTERS = (4, 2, 1)
+_PARTS = (4, 2, 1)
 """Blocks that share the columns of a tile: as many as multiprocessors allow."""
 
-_MULTIPROCESSORS = 132
-"""Of an H200. No result depends on it but the order of sums, which is the layout's."""
+_BLOCKS = 132
+"""A block on each multiprocessor of an H200. No result depends on it but the order of sums, which is the layout's."""
 
 _LARGE_BYTES = 8 << 20
 """16-bit weights of a product below which there is less than a tile for a multiprocessor."""
@@ -28,11 +27,16 @@ _LARGE_BYTES = 8 << 20
 NORM_THREADS = 32 * (WIDE_WARPS + 1)
 THREADS = 32 * WIDE_WARPS
 
-_LAUNCHED = {
-    (kernel, cluster): replace(kernel, cluster=cluster)
-    for kernel in (wide_project, wide_gate_up, wide_residual, wide_residual_tap)
-    for cluster in _CLUSTERS
-}
+EXCHANGE = (_BLOCKS, WIDE_TOKENS * HIGH)
+"""Shape of Exchange.partial."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Where blocks that share the columns of a tile leave sums for each other; one for all products of a stream."""
+
+    partial: Array  # float32 [blocks, tokens * weight rows of a tile]
+    arrivals: Array  # int32 [blocks], zeros at first
 
 
 @dataclass(frozen=True)
@@ -40,38 +44,41 @@ class WideLayout:
     """How a product is laid out, from the shape of its weights alone.
 
     Attributes:
-        cluster: blocks that share the columns of a tile.
-        grid: tiles.
+        parts: blocks that share the columns of a tile.
+        grid: blocks of the launch, parts * tiles.
+        exchange: of the set that takes it.
     """
 
-    cluster: int
+    parts: int
     grid: int
+    exchange: Exchange | None = field(default=None, compare=False, repr=False)
 
-    def kernel(self, kernel: Kernel) -> Kernel:
-        """The kernel as this layout launches it."""
-        return _LAUNCHED[kernel, self.cluster]
+    @property
+    def _shared(self) -> tuple[Array, Array]:
+        assert self.exchange is not None, "a wide product needs memory for its sums"
+        return self.exchange.partial, self.exchange.arrivals
 
     def record_project(self, run: ForwardPass, out: Array, normed: Array, squares: Array, weight: Array, scaled: int) -> None:
         """out = (normed @ weight.T) / rms."""
-        arguments = (out, normed, squares, weight, run.model.shape.rms_norm_eps, scaled, run.live)
-        run.launch.launch(self.kernel(wide_project), self.grid, NORM_THREADS, *arguments)
+        arguments = (out, *self._shared, normed, squares, weight, run.model.shape.rms_norm_eps, scaled, self.parts, run.live)
+        run.launch.launch(wide_project, self.grid, NORM_THREADS, *arguments)
 
     def record_gate_up(self, run: ForwardPass, normed: Array, squares: Array, layer: LayerArrays, scaled: int) -> None:
         """Residual -> norm -> scratch.activated."""
         activated, eps = run.scratch.activated[: run.num_tokens], run.model.shape.rms_norm_eps
-        arguments = (activated, normed, squares, layer.gate_up, eps, scaled, run.live)
-        run.launch.launch(self.kernel(wide_gate_up), self.grid, NORM_THREADS, *arguments)
+        arguments = (activated, *self._shared, normed, squares, layer.gate_up, eps, scaled, self.parts, run.live)
+        run.launch.launch(wide_gate_up, self.grid, NORM_THREADS, *arguments)
 
     def record_residual(
         self, run: ForwardPass, written: tuple[Array, Array, Array], x: Array, weight: Array, gain: Array, *, tapped: bool
     ) -> None:
         """residual += x @ weight.T, with what the norm behind reads; tapped: to run.tap too, where there is one."""
         if run.tap is None or not tapped:
-            run.launch.launch(self.kernel(wide_residual), self.grid, THREADS, *written, x, weight, gain, run.live)
+            run.launch.launch(wide_residual, self.grid, THREADS, *written, *self._shared, x, weight, gain, self.parts, run.live)
             return
         features = run.tap.features[: run.num_tokens]
-        arguments = (*written, features, x, weight, gain, run.tap.column, run.live)
-        run.launch.launch(self.kernel(wide_residual_tap), self.grid, THREADS, *arguments)
+        arguments = (*written, features, *self._shared, x, weight, gain, run.tap.column, self.parts, run.live)
+        run.launch.launch(wide_residual_tap, self.grid, THREADS, *arguments)
 
 
 def wide_layouts_of(name: str, outputs: int, depth: int) -> list[WideLayout]:
@@ -82,5 +89,5 @@ def wide_layouts_of(name: str, outputs: int, depth: int) -> list[WideLayout]:
     if 2 * outputs * depth < _LARGE_BYTES or columns % 8 or depth % 8:
         return []
     tiles, chunks = -(-columns // of_a_tile), -(-depth // CHUNK)
-    fitting = (size for size in _CLUSTERS if tiles * size <= _MULTIPROCESSORS and size <= chunks)
-    return [WideLayout(next(fitting, 1), tiles)]
+    parts = next((parts for parts in _PARTS if tiles * parts <= _BLOCKS and parts <= chunks), 1)
+    return [WideLayout(parts, tiles * parts)]

@@ -71,7 +71,7 @@ def wide_argmax(logits, best_value, best_column, x, weight, vocab_size, num_rows
     stripe, stripes = i32(cuda.blockIdx.x), i32(best_value.shape[0])
     begun = stripe * i32(HIGH) < outputs
     if begun:
-        begin_wide(ring, weight, stripe * i32(HIGH), stripe * i32(HIGH) + half, i32(HIGH))
+        begin_wide(ring, weight, stripe * i32(HIGH), stripe * i32(HIGH) + half, i32(HIGH), i32(0), i32(1))
     wait_for_launches()
     let_next_launch_start()
     live = i32(num_rows[0])
@@ -85,9 +85,9 @@ def wide_argmax(logits, best_value, best_column, x, weight, vocab_size, num_rows
             base = stripe * i32(HIGH)
             while base < outputs:
                 if not begun:
-                    begin_wide(ring, weight, base, base + half, i32(HIGH))
+                    begin_wide(ring, weight, base, base + half, i32(HIGH), i32(0), i32(1))
                 begun = False
-                multiply_wide(ring, x, token, weight, base, base + half, i32(HIGH))
+                multiply_wide(ring, x, token, weight, base, base + half, i32(HIGH), i32(0), i32(1))
                 cuda.syncthreads()
                 item = i32(cuda.threadIdx.x)
                 while item < rows * i32(_EIGHTS):
@@ -95,7 +95,9 @@ def wide_argmax(logits, best_value, best_column, x, weight, vocab_size, num_rows
                     place = (item - t * i32(_EIGHTS)) << i32(3)
                     best = NEG_INF, _NONE
                     if base + place < outputs:
-                        values = wide_sums(ring, x, weight, token + t, base + place, t, place, i32(HIGH))
+                        values = wide_sums(
+                            ring, logits, x, weight, token + t, base + place, t, place, i32(HIGH), i32(0), i32(0), i32(1)
+                        )
                         write_eight(logits, token + t, base + place, values)
                         best = best_of_eight(values, base + place, vocab_size)
                     value_of[item], column_of[item] = best[0], best[1]

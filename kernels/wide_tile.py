@@ -2,9 +2,10 @@
 
 kernels/tile.py reads its weights once for every eight rows; here they are read once for 64, and what is read again by every block
 is the activations, so a tile is as high as gives each multiprocessor of a large GPU one. Where a matrix has too few rows for that,
-a cluster of blocks shares the columns: block r takes every ranks-th chunk from r on, and the sums of all are added up in order, so
-that what a row yields depends on the shape and that row alone. On a GPU with 16-bit weights the tensor cores take weights and
-activations from a ring of chunks (kernels/wide_tile_gpu.py); elsewhere each sum is computed where it is asked for.
+up to four blocks share the columns of a tile: part p takes every parts-th chunk from p on, finishes its share of the tokens, and
+leaves the sums of the others in memory for theirs. They are added up in order, so that what a row yields depends on the shape and
+that row alone. On a GPU with 16-bit weights the tensor cores take weights and activations from a ring of chunks
+(kernels/wide_tile_gpu.py); elsewhere each sum is computed where it is asked for, by a block of its own.
 """
 
 from __future__ import annotations
@@ -37,12 +38,27 @@ def _gpu_multiply(ring: Any, x: Any, token: Any, weight: Any, *rest: Any) -> Cal
     return wide_tile_gpu.MULTIPLY.get((str(x.dtype), str(weight.dtype)))
 
 
-def _gpu_sums(ring: Any, x: Any, weight: Any, *rest: Any) -> Callable[..., Any] | None:
+def _gpu_sums(ring: Any, partial: Any, x: Any, weight: Any, *rest: Any) -> Callable[..., Any] | None:
     return wide_tile_gpu.SUMS.get((str(x.dtype), str(weight.dtype)))
 
 
+def _gpu_own(ring: Any, x: Any, weight: Any, *rest: Any) -> Callable[..., Any] | None:
+    return wide_tile_gpu.OWN.get((str(x.dtype), str(weight.dtype)))
+
+
+def _gpu_parts(x: Any, weight: Any, parts: Any) -> Callable[..., Any] | None:
+    return wide_tile_gpu.PARTS.get((str(x.dtype), str(weight.dtype)))
+
+
+@primitive(_gpu_parts)
+def parts_of(x, weight, parts):
+    """Blocks that share the columns of a tile: as asked for, a power of two up to 4, or one where sums are computed when they are
+    asked for."""
+    return i32(1)
+
+
 @primitive(_gpu_begin)
-def begin_wide(ring, weight, first, second, height):
+def begin_wide(ring, weight, first, second, height, part, parts):
     """Ask for the first weights of a tile, before anything else is read: `multiply_wide` follows with the same arguments.
 
     Args:
@@ -50,24 +66,33 @@ def begin_wide(ring, weight, first, second, height):
         weight: [N, K], 16-bit or float32. A GPU's 16-bit form needs K % 8 == 0 and rows that begin at 16 bytes.
         first, second: int32, first weight rows of the upper and of the lower half of the tile.
         height: int32, weight rows of the tile: 128 or 192.
+        part, parts: int32, this block among those that share the columns.
     """
 
 
 @primitive(_gpu_multiply)
-def multiply_wide(ring, x, token, weight, first, second, height):
-    """Multiply the tile with rows token .. token + WIDE_TOKENS - 1 of x; `wide_sums` hands out the sums behind a barrier of the
-    block and one of the cluster. Called by all threads of a block, on a GPU WIDE_WARPS warps or more."""
+def multiply_wide(ring, x, token, weight, first, second, height, part, parts):
+    """Multiply the tile with rows token .. token + WIDE_TOKENS - 1 of x; behind a barrier `own_sum` hands out this part's sums,
+    `wide_sums` those of all. Called by all threads of a block, on a GPU WIDE_WARPS warps or more."""
+
+
+@primitive(_gpu_own)
+def own_sum(ring, x, weight, t, place, height):
+    """This part's sum of a token and a weight row by their places in the tile. On a GPU alone, where parts are more than one."""
+    return f32(0.0)
 
 
 @primitive(_gpu_sums)
-def wide_sums(ring, x, weight, token, row, t, place, height):
+def wide_sums(ring, partial, x, weight, token, row, t, place, height, tile, part, parts):
     """x[token] @ weight[row + j] for j = 0..7, as eight float32.
 
     Args:
+        partial: float32 [blocks, floats]: row tile * parts + p holds what part p left, [tokens, height].
         token, row: int32, of x and of the weights, which have rows up to row + 7.
         t: int32, the token's place among those that were multiplied.
         place: int32, the row's place in the tile, a multiple of 8.
-        height: int32, as in `multiply_wide`.
+        tile: int32.
+        height, part, parts: int32, as in `multiply_wide`.
     """
     a, b, c, d = f32(0.0), f32(0.0), f32(0.0), f32(0.0)
     e, f, g, h = f32(0.0), f32(0.0), f32(0.0), f32(0.0)

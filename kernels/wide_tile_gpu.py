@@ -12,11 +12,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kernels.lang import cuda, device_function, i32, i64, u32
-from kernels.lang_mma import commit_copies, copy16, copy16_ahead, ring_address
-from kernels.lang_overlap import cluster_address, cluster_rank, cluster_size, read_cluster_four
+from kernels.lang import cuda, device_function, f32, i32, i64, u32
+from kernels.lang_matrix import read4
+from kernels.lang_mma import commit_copies, copy16, copy16_ahead, floats_of, load16, read16, ring_address
 from kernels.lang_warp import lane
-from kernels.wide_fragments import LINE, PAIR_TOKENS, WARP_TOKENS, barrier_of, chunk_products, put_sums, wait_all_but, zeros_of
+from kernels.lang_wide import (
+    LINE,
+    PAIR_TOKENS,
+    WARP_TOKENS,
+    barrier_of,
+    chunk_products,
+    load_shared_by_all,
+    put_sums,
+    wait_all_but,
+    zeros_of,
+)
 
 _TOKENS = 64
 _THREADS = 256
@@ -91,14 +101,14 @@ def _begin(height: int) -> Callable[..., Any]:
     copy_weights, stages, slot = _copy_weights(height), _STAGES[height], (height + _TOKENS) * LINE
 
     @device_function
-    def begin(ring, weight, first, second):
+    def begin(ring, weight, first, second, part, parts):
         if i32(cuda.threadIdx.x) < i32(_THREADS):
-            chunk, at = cluster_rank(), u32(ring_begin(ring) + place_in_slot())
+            chunk, at = part, u32(ring_begin(ring) + place_in_slot())
             for _stage in range(stages):
                 if chunk * i32(64) < i32(weight.shape[1]):
                     copy_weights(at, weight, first, second, chunk)
                 at = u32(at + u32(slot))
-                chunk += cluster_size()
+                chunk += parts
 
     return begin
 
@@ -111,17 +121,17 @@ def _multiply(kind: str, height: int) -> Callable[..., Any]:
     no_sums = zeros_of(tiles * 16)
 
     @device_function
-    def multiply(ring, x, token, weight, first, second):
+    def multiply(ring, x, token, weight, first, second, part, parts):
         if i32(cuda.threadIdx.x) >= i32(_THREADS):
             return
-        depth, ranks, start = i32(weight.shape[1]), cluster_size(), ring_begin(ring)
-        to, chunk = u32(start + place_in_slot()), cluster_rank()
+        depth, start = i32(weight.shape[1]), ring_begin(ring)
+        to, chunk = u32(start + place_in_slot()), part
         for _stage in range(stages):
             if chunk * i32(64) < depth:
                 copy_tokens(u32(to + u32(tokens_at)), x, token, chunk)
             commit_copies()
             to = u32(to + u32(slot))
-            chunk += ranks
+            chunk += parts
         warp, own = i32(cuda.threadIdx.x) >> i32(5), lane()
         upper, right = warp >> i32(1), warp & i32(1)
         line, piece = upper * i32(tiles * 16) + (own & i32(15)), (own >> i32(4)) ^ (own & i32(7))
@@ -131,20 +141,20 @@ def _multiply(kind: str, height: int) -> Callable[..., Any]:
         far = u32(start + u32(i32(tokens_at) + line * i32(LINE) + (piece << i32(4))))
         totals = no_sums()
         wide = i32(x.shape[0]) - token > i32(PAIR_TOKENS)
-        k, turn, behind = cluster_rank(), u32(0), u32(ring_bytes - slot)
+        k, turn, behind = part, u32(0), u32(ring_bytes - slot)
         to = u32(start + place_in_slot())
         while k * i32(64) < depth:
             wait()
             _barrier()
-            if k >= ranks and chunk * i32(64) < depth:  # into the slot that all warps have just left
+            if k >= parts and chunk * i32(64) < depth:  # into the slot that all warps have just left
                 copy_weights(u32(to + behind), weight, first, second, chunk)
                 copy_tokens(u32(to + behind + u32(tokens_at)), x, token, chunk)
-            if k >= ranks:
-                chunk += ranks
+            if k >= parts:
+                chunk += parts
             commit_copies()
             weights, rows = u32(near + turn), u32(far + turn)
             totals = two(totals, weights, rows) if wide else one(totals, weights, rows)
-            k += ranks
+            k += parts
             behind = turn
             turn = u32(turn + u32(slot))
             if turn == u32(ring_bytes):
@@ -163,11 +173,11 @@ def _multiply(kind: str, height: int) -> Callable[..., Any]:
 def _begin_of() -> Callable[..., Any]:
     low, high = _begin(128), _begin(192)
 
-    def begin(ring, weight, first, second, height):
+    def begin(ring, weight, first, second, height, part, parts):
         if height > i32(128):
-            high(ring, weight, first, second)
+            high(ring, weight, first, second, part, parts)
         else:
-            low(ring, weight, first, second)
+            low(ring, weight, first, second, part, parts)
 
     return begin
 
@@ -175,11 +185,11 @@ def _begin_of() -> Callable[..., Any]:
 def _multiply_of(kind: str) -> Callable[..., Any]:
     low, high = _multiply(kind, 128), _multiply(kind, 192)
 
-    def multiply(ring, x, token, weight, first, second, height):
+    def multiply(ring, x, token, weight, first, second, height, part, parts):
         if height > i32(128):
-            high(ring, x, token, weight, first, second)
+            high(ring, x, token, weight, first, second, part, parts)
         else:
-            low(ring, x, token, weight, first, second)
+            low(ring, x, token, weight, first, second, part, parts)
 
     return multiply
 
@@ -189,26 +199,87 @@ def four_added(a, b):
     return a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3]
 
 
-def sums(ring, x, weight, token, row, t, place, height):
-    """Those of all blocks of the cluster, in order."""
-    at, ranks = u32(ring_begin(ring) + u32((t * (height + i32(4)) + place) << i32(2))), cluster_size()
-    own = cluster_address(at, i32(0))
-    a, b = read_cluster_four(own), read_cluster_four(u32(own + u32(16)))
-    if ranks == i32(4):  # all under way at once
-        second, third, fourth = cluster_address(at, i32(1)), cluster_address(at, i32(2)), cluster_address(at, i32(3))
-        c, d = read_cluster_four(second), read_cluster_four(u32(second + u32(16)))
-        e, f = read_cluster_four(third), read_cluster_four(u32(third + u32(16)))
-        g, h = read_cluster_four(fourth), read_cluster_four(u32(fourth + u32(16)))
-        a, b = four_added(four_added(four_added(a, c), e), g), four_added(four_added(four_added(b, d), f), h)
-    else:
-        rank = i32(1)
-        while rank < ranks:
-            other = cluster_address(at, rank)
-            a, b = four_added(a, read_cluster_four(other)), four_added(b, read_cluster_four(u32(other + u32(16))))
-            rank += i32(1)
+@device_function
+def own_four(ring, t, place, height):
+    return floats_of(read16(u32(ring_begin(ring) + u32((t * (height + i32(4)) + place) << i32(2)))))
+
+
+@device_function
+def four_of_part(own, partial, block, at, part, which):
+    """Four sums of part `which`, of which this one are `own`."""
+    return own if which == part else load_shared_by_all(partial, i64(block) * i64(partial.shape[1]) + i64(at))
+
+
+@device_function
+def four_sums(ring, partial, t, place, height, tile, part, parts):
+    """Of all parts, in order; all of them are under way at once."""
+    own, at, first, last = own_four(ring, t, place, height), t * height + place, tile * parts, parts - i32(1)
+    a = four_of_part(own, partial, first, at, part, i32(0))
+    b = four_of_part(own, partial, first + min(i32(1), last), at, part, min(i32(1), last))
+    c = four_of_part(own, partial, first + min(i32(2), last), at, part, min(i32(2), last))
+    d = four_of_part(own, partial, first + last, at, part, last)
+    if parts > i32(1):
+        a = four_added(a, b)
+    if parts > i32(2):
+        a = four_added(four_added(a, c), d)
+    return a
+
+
+def sums(ring, partial, x, weight, token, row, t, place, height, tile, part, parts):
+    a = four_sums(ring, partial, t, place, height, tile, part, parts)
+    b = four_sums(ring, partial, t, place + i32(4), height, tile, part, parts)
     return a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]
+
+
+def own_sum(ring, x, weight, t, place, height):
+    return read4(u32(ring_begin(ring) + u32((t * (height + i32(4)) + place) << i32(2))))
+
+
+def shared_by(x, weight, parts):
+    return parts
+
+
+@device_function
+def four_summed(squares, start, i, columns):
+    """Sum of four elements from column i of a row on; 0 behind its end."""
+    values = floats_of(load16(squares, start + i64(min(i, columns - i32(4)))))
+    total = (values[0] + values[1]) + (values[2] + values[3])
+    return total if i < columns else f32(0.0)
+
+
+@device_function
+def sixteen_summed(squares, start, i, columns):
+    """Of four loads of a lane, 512 columns of a warp."""
+    a, b = four_summed(squares, start, i, columns), four_summed(squares, start, i + i32(128), columns)
+    c, d = four_summed(squares, start, i + i32(256), columns), four_summed(squares, start, i + i32(384), columns)
+    return (a + b) + (c + d)
+
+
+def four_totals(squares, row, last):
+    """Sixteen loads of a lane are under way at once: the multiprocessor's others keep memory busy, and each of them waits long."""
+    columns, a, b, c, d = i32(squares.shape[1]), f32(0.0), f32(0.0), f32(0.0), f32(0.0)
+    second, third, fourth = min(row + i32(1), last), min(row + i32(2), last), min(row + i32(3), last)
+    if columns & i32(3) == i32(0):
+        i = lane() * i32(4)
+        while i < columns:
+            a += sixteen_summed(squares, i64(row) * i64(columns), i, columns)
+            b += sixteen_summed(squares, i64(second) * i64(columns), i, columns)
+            c += sixteen_summed(squares, i64(third) * i64(columns), i, columns)
+            d += sixteen_summed(squares, i64(fourth) * i64(columns), i, columns)
+            i += i32(512)
+    else:
+        i = lane()
+        while i < columns:
+            a += squares[row, i]
+            b += squares[second, i]
+            c += squares[third, i]
+            d += squares[fourth, i]
+            i += i32(32)
+    return a, b, c, d
 
 
 BEGIN = dict.fromkeys(("uint16", "float16"), _begin_of())
 MULTIPLY = {("uint16", "uint16"): _multiply_of("bf16"), ("float16", "float16"): _multiply_of("f16")}
 SUMS = dict.fromkeys(MULTIPLY, sums)
+OWN = dict.fromkeys(MULTIPLY, own_sum)
+PARTS = dict.fromkeys(MULTIPLY, shared_by)

@@ -1,4 +1,4 @@
-"""kernels/wide_fragments.py in an emulated warp: its own code is run, and the instructions that it writes are carried out.
+"""kernels/lang_wide.py in an emulated warp: its own code is run, and the instructions that it writes are carried out.
 
 What tests/warp_emulator.py hands to kernels are functions in the place of intrinsics; here the intrinsics themselves are tested,
 so that an offset in the text of an instruction is too. Layouts: PTX ISA 8, `ldmatrix` and "Matrix fragments for mma.m16n8k16".
@@ -24,7 +24,7 @@ _KINDS = {"bf16": "bfloat16", "f16": "float16"}
 
 
 class _Builder:
-    """Of llvmlite's IRBuilder what wide_fragments.py uses, on numbers."""
+    """Of llvmlite's IRBuilder what lang_wide.py uses, on numbers."""
 
     def __init__(self, warp: Warp) -> None:
         self._warp = warp
@@ -33,6 +33,9 @@ class _Builder:
 
     def xor(self, value: Any, constant: Any) -> np.uint32:
         return np.uint32(int(value) ^ int(constant.constant))
+
+    def ptrtoint(self, value: Any, kind: Any) -> Any:
+        return value
 
     def extract_value(self, values: Any, index: int) -> Any:
         return values[index]
@@ -60,6 +63,12 @@ class _Builder:
         assert kind is not None
         return self._warp.mma(_KINDS[kind[1]], tuple(args[6:]), *args[:6])
 
+    def _ld(self, text: str, args: Any) -> tuple[np.float32, ...]:
+        assert text.startswith("ld.global.cg.v4.f32"), "another block's stores, perhaps behind a copy in L1"
+        array, offset = args[0]
+        assert int(offset) % 4 == 0
+        return tuple(array.reshape(-1)[int(offset) : int(offset) + 4])
+
     def _st(self, text: str, args: Any) -> None:
         address = int(args[0]) + _offset(text)
         lanes = self._warp.combine(address, lambda lane: list(range(LANES)), lambda values: values)
@@ -84,7 +93,7 @@ def _offset(text: str) -> int:
 
 
 def fragments_module(warp: Warp) -> ModuleType:
-    """kernels/wide_fragments.py, read anew, its intrinsics as functions of numbers."""
+    """kernels/lang_wide.py, read anew, its intrinsics as functions of numbers."""
     builder = _Builder(warp)
     number = lambda value: np.float32(getattr(value, "constant", value))  # noqa: E731
     context = SimpleNamespace(make_tuple=lambda builder, kind, values: tuple(map(number, values)), get_dummy_value=lambda: None)
@@ -98,14 +107,16 @@ def fragments_module(warp: Warp) -> ModuleType:
 
     cuda, extending, typing = (ModuleType(name) for name in ("numba.cuda", "numba.cuda.extending", "numba.cuda.typing"))
     cuda.cgutils = SimpleNamespace(unpack_tuple=lambda builder, values, count: list(values[:count]))  # type: ignore[attr-defined]
-    cuda.types = SimpleNamespace(UniTuple=lambda kind, count: None, float32=None, uint32=None, void=None)  # type: ignore[attr-defined]
+    cuda.types = SimpleNamespace(UniTuple=lambda kind, count: None, float32=None, uint32=None, int64=None, void=None)  # type: ignore[attr-defined]
     extending.intrinsic = intrinsic  # type: ignore[attr-defined]
-    typing.signature = lambda result, *arguments: SimpleNamespace(return_type=result)  # type: ignore[attr-defined]
-    path = Path(kernels.__path__[0]) / "wide_fragments.py"
-    spec = importlib.util.spec_from_file_location("emulated_wide_fragments", path)
+    typing.signature = lambda result, *arguments: SimpleNamespace(return_type=result, args=arguments)  # type: ignore[attr-defined]
+    mma = ModuleType("kernels.lang_mma")
+    mma._address = lambda context, builder, kind, array, offset: (array, offset)  # type: ignore[attr-defined]
+    path = Path(kernels.__path__[0]) / "lang_wide.py"
+    spec = importlib.util.spec_from_file_location("emulated_lang_wide", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    with mock.patch.dict(sys.modules, {known.__name__: known for known in (cuda, extending, typing)}):
+    with mock.patch.dict(sys.modules, {known.__name__: known for known in (cuda, extending, typing, mma)}):
         spec.loader.exec_module(module)
     return module

@@ -90,6 +90,8 @@ def stores(function: FunctionType) -> set[str]:
         if isinstance(node, ast.Call):
             if ast.unparse(node.func).startswith("cuda.atomic."):
                 store(node.args[0])
+            if ast.unparse(node.func) == "write_eight":
+                store(node.args[0])
             callee = source_of(function.__globals__.get(node.func.id)) if isinstance(node.func, ast.Name) else None
             if callee is not None:
                 stored_there = stores(callee)

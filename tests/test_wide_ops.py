@@ -12,6 +12,7 @@ from graphs.fused_ops import FusedOps, forms_of
 from graphs.ops import OpTable
 from graphs.wide_ops import WideLayout, wide_layouts_of
 from runtime import assembly
+from runtime.models.scratch import allocate_exchange
 from tests.test_graphs_ops import PROMPTS, SHAPES, target_of
 from tests.test_runtime_engine_logits import Watcher
 from tests.tiny_checkpoint import write_tiny_checkpoint
@@ -23,10 +24,10 @@ PRODUCTS = ("qkv", "out", "gate_up", "down")
 @pytest.mark.parametrize(
     ("name", "outputs", "depth", "expected"),
     [
-        ("qkv", 6144, 4096, [WideLayout(4, 32)]),  # Qwen3-8B: 128 blocks, whatever the product
-        ("out", 4096, 4096, [WideLayout(4, 32)]),
+        ("qkv", 6144, 4096, [WideLayout(4, 128)]),  # Qwen3-8B: 128 blocks, whatever the product
+        ("out", 4096, 4096, [WideLayout(4, 128)]),
         ("gate_up", 24576, 4096, [WideLayout(1, 128)]),
-        ("down", 4096, 12288, [WideLayout(4, 32)]),
+        ("down", 4096, 12288, [WideLayout(4, 128)]),
         ("gate_up", 49152, 4096, [WideLayout(1, 256)]),  # more tiles than multiprocessors
         ("down", 16384, 512, [WideLayout(1, 128)]),
         ("gate_up", 3072, 576, []),  # SmolLM2-135M
@@ -49,7 +50,9 @@ def test_an_engine_with_wide_products_yields_the_same(
         table, said = build(*args, **options)
         ((rows, fused),) = table.few
         assert isinstance(fused, FusedOps)
-        return replace(table, few=((rows, replace(fused, layouts=dict.fromkeys(names, WideLayout(1, 2)))),)), said
+        scratch = replace(fused.scratch, exchange=allocate_exchange(args[0]))
+        wide = replace(fused, scratch=scratch, layouts=dict.fromkeys(names, WideLayout(2, 2)))
+        return replace(table, few=((rows, wide),)), said
 
     monkeypatch.setattr(assembly, "build_ops", build_with_wide)
     model = write_tiny_checkpoint(tmp_path, SHAPES["qwen3-head-norm"])

@@ -1,6 +1,6 @@
 """A chunk of a wide product on the tensor cores, and where its sums go: instructions behind kernels/wide_tile_gpu.py.
 
-Absent in the simulator. PTX ISA 8: `ldmatrix`, `mma.sync.aligned.m16n8k16`, `bar.sync`.
+Absent in the simulator. PTX ISA 8: `ldmatrix`, `mma.sync.aligned.m16n8k16`, `bar.sync`, `ld.global.cg`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from numba.cuda import cgutils, types
 from numba.cuda.extending import intrinsic
 from numba.cuda.typing import signature
 
+from kernels.lang_mma import _address
+
 _WORD = ir.IntType(32)
 _FLOAT = ir.FloatType()
 
@@ -22,6 +24,21 @@ WARP_TOKENS = 16
 """Rows of activations of a warp, and as many again PAIR_TOKENS further on where there are more than PAIR_TOKENS."""
 
 PAIR_TOKENS = 32
+
+
+@intrinsic
+def load_shared_by_all(typingctx, array, offset):
+    """load_shared_by_all(array, offset): four float32 from element `offset` (int64) of a contiguous array on, aligned to 16 bytes,
+    past the cache of the multiprocessor: what other blocks of this launch have stored."""
+
+    def codegen(context, builder, sig, args):
+        pointer = builder.ptrtoint(_address(context, builder, sig.args[0], *args), ir.IntType(64))
+        kind = ir.FunctionType(ir.LiteralStructType([_FLOAT] * 4), [ir.IntType(64)])
+        asm = ir.InlineAsm(kind, "ld.global.cg.v4.f32 {$0, $1, $2, $3}, [$4];", "=f,=f,=f,=f,l,~{memory}", side_effect=True)
+        struct = builder.call(asm, [pointer])
+        return context.make_tuple(builder, sig.return_type, [builder.extract_value(struct, i) for i in range(4)])
+
+    return signature(types.UniTuple(types.float32, 4), array, types.int64), codegen
 
 
 def barrier_of(threads: int) -> Any:
