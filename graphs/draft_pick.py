@@ -39,7 +39,7 @@ def record_pick(run: DraftPass, stripes: Stripes | None, layers: LayersAsTarget 
     if stripes is None:
         launch.launch(argmax, picks, THREADS, chosen, logits, shape.vocab_size, live)
     else:
-        value, column = stripes.best_value, stripes.best_column
+        value, column = stripes.for_rows(picks)
         launch.launch(stripe_argmax, (picks, value.shape[0]), THREADS, value, column, logits, shape.vocab_size, live)
         launch.launch(best_of_stripes, picks, THREADS, chosen, value, column, live)
     launch.launch(
