@@ -9,7 +9,7 @@ from graphs.launch import Array
 from graphs.ops import ForwardPass
 from kernels.attend import BLOCK_PAIRS, NARROW_HEAD, attend_rows, attend_wide_rows
 from kernels.attend_step import CLUSTER, PAIRS, WARPS, attend_step, norm_attend_step
-from kernels.rotate import norm_rotate_store, rotate_store
+from kernels.rotate import DIMS_A_LANE, norm_rotate_store, rotate_store
 
 THREADS = 32 * WARPS
 
@@ -82,8 +82,10 @@ class StepAttention:
     def _rotate(self, run: ForwardPass, layer: LayerArrays) -> None:
         """Keys and values to the cache, queries to scratch."""
         shape, tokens = run.model.shape, run.num_tokens
-        heads = shape.num_heads
-        grid = (tokens, -(-(heads + 2 * shape.num_kv_heads) // WARPS))
+        heads, all_heads = shape.num_heads, shape.num_heads + 2 * shape.num_kv_heads
+        grid = (tokens, -(-all_heads // WARPS))
+        if self.query.dtype.itemsize == 2:
+            grid = (-(-tokens * all_heads * shape.head_dim // (DIMS_A_LANE * THREADS)), 1)
         arguments = (self.query[:tokens], layer.k_cache, layer.v_cache, run.scratch.qkv[:tokens])
         turning = (run.model.rope_table, run.step.positions[:tokens], run.step.slot_mapping[:tokens], heads)
         if layer.q_norm is not None and layer.k_norm is not None:

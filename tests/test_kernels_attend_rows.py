@@ -19,7 +19,7 @@ from tests.storage_cases import stored, widened
 @pytest.mark.parametrize("kernel", [rotate_store, norm_rotate_store], ids=lambda k: k.name)
 @warps(((2, 2), 3), ((1, 1), 10))
 @STORAGE
-@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(3, 1, 4), (4, 2, 64)], ids=str)
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(3, 1, 4), (4, 2, 64), (2, 1, 128)], ids=str)
 def test_rotate_store(launch: Launch, kernel: Kernel, storage: str, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
     angles = np.arange(20)[:, None] * 0.7 ** np.arange(head_dim // 2)
     cache = (4, 4, num_kv_heads, head_dim)

@@ -367,6 +367,7 @@ def gpu_module(name: str, warp: Warp, **others: ModuleType) -> ModuleType:
     language.float_of_bits = lambda bits: np.int32(bits).view(np.float32)  # type: ignore[attr-defined]
     warps = ModuleType("kernels.lang_warp")
     quad = lambda lane: list(range(lane // 4 * 4, lane // 4 * 4 + 4))  # noqa: E731
+    octet = lambda lane: list(range(lane // 8 * 8, lane // 8 * 8 + 8))  # noqa: E731
     everyone = lambda lane: list(range(LANES))  # noqa: E731
     warps.__dict__.update(
         lane=warp.lane,
@@ -375,6 +376,7 @@ def gpu_module(name: str, warp: Warp, **others: ModuleType) -> ModuleType:
         warp_sum=lambda value: warp.combine(value, everyone, lambda values: np.float32(np.sum(values))),
         quad_sum=lambda value: warp.combine(value, quad, lambda values: np.float32(np.sum(values))),
         quad_max=lambda value: warp.combine(value, quad, max),
+        octet_sum=lambda value: warp.combine(value, octet, lambda values: np.float32(np.sum(values))),
         warp_max=lambda value: warp.combine(value, everyone, max),
         warp_broadcast=warp.broadcast,
     )
