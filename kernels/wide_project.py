@@ -31,9 +31,10 @@ _SCALES = WIDE_TOKENS + 4
 
 @device_function
 def parts_that_run(x, weight, parts, tiles):
-    """`parts`, or one where the grid has no block for each of them."""
+    """`parts`, or one where the grid has no block for each of them, or tokens take turns: sums of the next would be left where some
+    are still read."""
     parts = parts_of(x, weight, parts)
-    return parts if i32(cuda.gridDim.x) >= tiles * parts else i32(1)
+    return parts if i32(cuda.gridDim.x) >= tiles * parts and i32(x.shape[0]) <= i32(WIDE_TOKENS) else i32(1)
 
 
 @device_function
