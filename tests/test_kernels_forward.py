@@ -230,7 +230,7 @@ def test_paged_attention_keeps_a_nan_to_its_own_row(launch: Launch) -> None:
 
 @launches((1, 1), ((2, 2), 3), ((7, 1), 4), ((1, 3), 32))
 @ROWS
-@pytest.mark.parametrize("width", [1, 9, 35])
+@pytest.mark.parametrize("width", [1, 9, 35, 48])
 def test_swiglu(launch: Launch, count: int, width: int) -> None:
     gate_up = floats(20, CAPACITY, 2 * width) * 8
     gate_up[0, 0], gate_up[1, 0] = -100.0, 100.0
