@@ -64,6 +64,14 @@ def test_tiles(storage: str, rows: int, outputs: int, depth: int, line: int, lin
                 np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_lanes_of_a_read_have_banks_of_their_own() -> None:
+    """Eight lanes at a time read 16 bytes each: two rows of a slab, all 32 banks."""
+    module = gpu_module("flow_gpu", Warp())
+    for first in range(0, 8, 2):
+        places = [int(module.row_place(np.int32(row))) + 16 * quad for row in (first, first + 1) for quad in range(4)]
+        assert sorted(place // 16 % 8 for place in places) == list(range(8))
+
+
 def plain(**members: Any) -> ModuleType:
     module = ModuleType("stand-in")
     module.__dict__.update(members)

@@ -7,6 +7,7 @@ from tests.mutants import (
     drafting,
     drawing,
     early,
+    flow,
     inputs,
     measuring,
     mirrors,
@@ -38,5 +39,6 @@ MUTATIONS: tuple[Mutation, ...] = (
     *early.MUTATIONS,
     *opening.MUTATIONS,
     *wide.MUTATIONS,
+    *flow.MUTATIONS,
     *prompts.MUTATIONS,
 )

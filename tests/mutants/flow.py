@@ -1,0 +1,41 @@
+"""Mutations of the products whose weights flow: what is asked for, when, and who waits for whom."""
+
+from __future__ import annotations
+
+from tests.mutants.mutation import mutation
+
+_FILE = "kernels/flow_gpu.py"
+_TILES = "tests/test_gpu_flow.py::test_tiles[8-40-576-3-6-8-40-bfloat16]"
+
+MUTATIONS = (
+    mutation(
+        "columns-of-the-first-stage-twice",
+        "9d-49",
+        _FILE,
+        "        column = (line + piece * i32(_LINES)) << i32(6)",
+        "        column = line << i32(6)",
+        test=_TILES,
+        text="only on a GPU",
+        expects="AssertionError",
+    ),
+    mutation(
+        "rows-of-a-slab-that-meet-in-a-bank",
+        "9d-49",
+        _FILE,
+        "    return u32(row * i32(_ROW_BYTES) + ((row + i32(1)) >> i32(1)) * i32(_GAP))",
+        "    return u32(row * i32(_ROW_BYTES) + (row >> i32(1)) * i32(_GAP))",
+        test="tests/test_gpu_flow.py::test_lanes_of_a_read_have_banks_of_their_own",
+        text="only on a GPU, and only in the time of a step",
+        expects="assert",
+    ),
+    mutation(
+        "sums-finished-before-they-are-there",
+        "9d-49",
+        _FILE,
+        "        barrier_wait(sums_barrier(ring, side, 0), parity)",
+        "        barrier_wait(sums_barrier(ring, side, 0), u32(u32(1) - parity))",
+        test="tests/test_gpu_flow.py::test_block[12-70-512-2-8-0]",
+        text="only on a GPU, and only where a warp is late",
+        expects="AssertionError",
+    ),
+)
