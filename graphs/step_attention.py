@@ -27,7 +27,7 @@ _ROW_BLOCKS = {False: 296, True: 264}
 """Blocks that a larger step is laid out for, of heads of 64 dims and of wide ones: with more that share their keys it was slower
 on an H200."""
 
-_MOST_SHARING = 8
+_MOST_SHARING = 4  # more gained nothing over 4,096 keys, and cost where there are few
 
 _ROWS = {
     (wide, size): replace(kernel, cluster=size)
@@ -49,13 +49,13 @@ def cluster_blocks(tiles: int) -> int:
     return next((size for size in CLUSTERS if size * tiles <= _BLOCKS), CLUSTERS[-1])
 
 
-def row_tiles(rows: int, requests: int, num_heads: int, num_kv_heads: int) -> int:
-    """Tiles of so many rows of so many requests at most: the last of each request may not be full."""
-    return -(-rows * (num_heads // num_kv_heads) // BLOCK_PAIRS) + requests - 1
+def row_tiles(rows: int, num_heads: int, num_kv_heads: int) -> int:
+    """Tiles of so many rows of a larger step, were they of one request."""
+    return -(-rows * (num_heads // num_kv_heads) // BLOCK_PAIRS)
 
 
 def row_cluster_blocks(tiles: int, room: int) -> int:
-    """Blocks that share the keys of each of so many tiles of a larger step: as many as fill the GPU once."""
+    """Blocks that share the keys of each of so many tiles of a larger step: as many as there is room for."""
     return min(max(room // tiles, 1), _MOST_SHARING)
 
 
@@ -118,8 +118,9 @@ class StepAttention:
         wide = shape.head_dim > NARROW_HEAD
         kernel, grid = replace(_ROWS[wide, 1], shared=0), (pair_tiles(tokens, heads, kv_heads), kv_heads, run.most_requests)
         if self.query.dtype.itemsize == 2:
-            tiles = row_tiles(tokens, run.most_requests, heads, kv_heads)
-            kernel, grid = _ROWS[wide, row_cluster_blocks(tiles * kv_heads, _ROW_BLOCKS[wide])], (tiles, kv_heads, 1)
+            tiles = row_tiles(tokens, heads, kv_heads)
+            kernel = _ROWS[wide, row_cluster_blocks(tiles * kv_heads, _ROW_BLOCKS[wide])]
+            grid = (tiles + run.most_requests - 1, kv_heads, 1)  # the last tile of each request may not be full
         arrays = (run.scratch.attention[:tokens], self.query[:tokens], layer.k_cache, layer.v_cache)
         where = (run.state.block_tables, run.step.positions[:tokens], inputs.idx_mapping, inputs.query_start_loc, heads)
         scale = float(shape.head_dim) ** -0.5
