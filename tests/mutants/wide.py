@@ -12,7 +12,7 @@ MUTATIONS = (
         "ring-refilled-before-it-was-read",
         "9d-49",
         _TILE,
-        "            if k >= ranks and chunk * i32(64) < depth:",
+        "            if k >= parts and chunk * i32(64) < depth:",
         "            if chunk * i32(64) < depth:",
         test=_SMALL,
         text="only on a GPU, and only where a row has more chunks than the ring",
