@@ -9,7 +9,8 @@ from graphs.launch import Array
 from graphs.ops import ForwardPass
 from kernels.attend import BLOCK_PAIRS, NARROW_HEAD, attend_rows, attend_wide_rows
 from kernels.attend_step import CLUSTER, PAIRS, WARPS, attend_step, norm_attend_step
-from kernels.rotate import DIMS_A_LANE, norm_rotate_store, rotate_store
+from kernels.rotate import norm_rotate_store, rotate_store
+from kernels.rotate_many import DIMS_A_LANE, norm_rotate_many, rotate_many
 
 THREADS = 32 * WARPS
 
@@ -83,16 +84,17 @@ class StepAttention:
         """Keys and values to the cache, queries to scratch."""
         shape, tokens = run.model.shape, run.num_tokens
         heads, all_heads = shape.num_heads, shape.num_heads + 2 * shape.num_kv_heads
-        grid = (tokens, -(-all_heads // WARPS))
-        if self.query.dtype.itemsize == 2:
+        plain, normed, grid = rotate_store, norm_rotate_store, (tokens, -(-all_heads // WARPS))
+        if self.query.dtype.itemsize == 2 and not self.batch_invariant:
+            plain, normed = rotate_many, norm_rotate_many
             grid = (-(-tokens * all_heads * shape.head_dim // (DIMS_A_LANE * THREADS)), 1)
         arguments = (self.query[:tokens], layer.k_cache, layer.v_cache, run.scratch.qkv[:tokens])
         turning = (run.model.rope_table, run.step.positions[:tokens], run.step.slot_mapping[:tokens], heads)
         if layer.q_norm is not None and layer.k_norm is not None:
             gains, eps = (layer.q_norm, layer.k_norm), shape.rms_norm_eps
-            run.launch.launch(norm_rotate_store, grid, THREADS, *arguments, *gains, *turning, eps, run.live)
+            run.launch.launch(normed, grid, THREADS, *arguments, *gains, *turning, eps, run.live)
         else:
-            run.launch.launch(rotate_store, grid, THREADS, *arguments, *turning, run.live)
+            run.launch.launch(plain, grid, THREADS, *arguments, *turning, run.live)
 
     def _step(self, run: ForwardPass, layer: LayerArrays, *, stored: bool) -> None:
         shape, tokens, inputs = run.model.shape, run.num_tokens, run.step.inputs

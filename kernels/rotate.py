@@ -2,40 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from kernels.lang import SIMULATED, cuda, device_function, f32, i32, kernel
+from kernels.lang import cuda, device_function, f32, i32, kernel
 from kernels.lang_fast import inverse_root
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_storage import narrow, widen
-from kernels.lang_warp import lane, primitive, warp_size, warp_sum
+from kernels.lang_warp import lane, warp_size, warp_sum
 from kernels.project import divide
-
-if not SIMULATED:
-    import kernels.rotate_gpu as rotate_gpu
-
-
-DIMS_A_LANE = 16
-"""Of a head, in the GPU's form."""
-
-
-def _gpu_rotate(query: Any, k_cache: Any, *rest: Any) -> Any:
-    return rotate_gpu.ROTATE.get(str(k_cache.dtype)) if str(query.dtype) == str(k_cache.dtype) else None
-
-
-def _gpu_has_rotate(query: Any, k_cache: Any) -> Any:
-    return rotate_gpu.takes if _gpu_rotate(query, k_cache) else None
-
-
-@primitive(_gpu_has_rotate)
-def has_rotate_form(query, k_cache):
-    """Does `rotate_form` do all the work?"""
-    return False
-
-
-@primitive(_gpu_rotate)
-def rotate_form(query, k_cache, v_cache, qkv, q_gain, k_gain, table, positions, slot_mapping, num_heads, eps, num_tokens):
-    """What `rotate_rows` does, on a GPU with queries and a cache in 16 bits, for hd = 64 or 128; nothing elsewhere."""
 
 
 @device_function
@@ -61,7 +33,9 @@ def head_scale(qkv, gain, row, start, head_dim, eps):
 
 
 @device_function
-def store_heads(k_cache, v_cache, qkv, k_gain, table, positions, slot_mapping, token, rows, num_heads, kv_head, eps, warp, warps):
+def store_heads(
+    k_cache, v_cache, qkv, k_gain, table, positions, slot_mapping, token, rows, num_heads, kv_head, eps, warp, warps
+):
     """The cache entries of one kv head for rows token .. token + rows: rotated k, and v. Called by `warps` warps."""
     block_size, num_kv_heads, head_dim = i32(k_cache.shape[1]), i32(k_cache.shape[2]), i32(k_cache.shape[3])
     half = head_dim // i32(2)
@@ -85,7 +59,9 @@ def store_heads(k_cache, v_cache, qkv, k_gain, table, positions, slot_mapping, t
 
 @device_function
 def rotate_rows(query, k_cache, v_cache, qkv, q_gain, k_gain, table, positions, slot_mapping, num_heads, eps, num_tokens):
-    """What both kernels below do, a warp a head; gains are None where a model has no norm of heads."""
+    """What both kernels below do; gains are None where a model has no norm of heads."""
+    wait_for_launches()
+    let_next_launch_start()
     block_size, num_kv_heads, head_dim = i32(k_cache.shape[1]), i32(k_cache.shape[2]), i32(k_cache.shape[3])
     half = head_dim // i32(2)
     warp, warps = divide(cuda.threadIdx.x, warp_size()), max(divide(cuda.blockDim.x, warp_size()), i32(1))
@@ -118,17 +94,6 @@ def rotate_rows(query, k_cache, v_cache, qkv, q_gain, k_gain, table, positions, 
         row += i32(cuda.gridDim.x)
 
 
-@device_function
-def rotate_all(query, k_cache, v_cache, qkv, q_gain, k_gain, table, positions, slot_mapping, num_heads, eps, num_tokens):
-    """`rotate_rows` in the form that there is."""
-    wait_for_launches()
-    let_next_launch_start()
-    if has_rotate_form(query, k_cache):
-        rotate_form(query, k_cache, v_cache, qkv, q_gain, k_gain, table, positions, slot_mapping, num_heads, eps, num_tokens)
-    else:
-        rotate_rows(query, k_cache, v_cache, qkv, q_gain, k_gain, table, positions, slot_mapping, num_heads, eps, num_tokens)
-
-
 @kernel(writes=("query", "k_cache", "v_cache"), overlap=True)
 def rotate_store(query, k_cache, v_cache, qkv, table, positions, slot_mapping, num_heads, num_tokens):
     """query[t] = rotated q of token t; cache entry slot_mapping[t] = its rotated k and its v; for the live tokens.
@@ -143,15 +108,16 @@ def rotate_store(query, k_cache, v_cache, qkv, table, positions, slot_mapping, n
         num_heads: int32.
         num_tokens: int32 [1], live rows.
 
-    Launch: any grid of up to two axes, whole warps: (tokens, n), a warp a head; on a GPU in 16 bits sixteen dims of a head a lane,
-    heads counted over all tokens. A lane owns both ends of its pairs. No barrier; safe under capture, and idempotent.
+    Launch: grid (tokens, n), a warp a head. A lane owns both ends of its pairs. No barrier; safe under capture, and idempotent.
     Oracle: oracle_fused.rotate_store.
     """
-    rotate_all(query, k_cache, v_cache, qkv, None, None, table, positions, slot_mapping, num_heads, f32(0.0), num_tokens)
+    rotate_rows(query, k_cache, v_cache, qkv, None, None, table, positions, slot_mapping, num_heads, f32(0.0), num_tokens)
 
 
 @kernel(writes=("query", "k_cache", "v_cache"), overlap=True)
-def norm_rotate_store(query, k_cache, v_cache, qkv, q_gain, k_gain, table, positions, slot_mapping, num_heads, eps, num_tokens):
+def norm_rotate_store(
+    query, k_cache, v_cache, qkv, q_gain, k_gain, table, positions, slot_mapping, num_heads, eps, num_tokens
+):
     """`rotate_store` of q and k heads that go through RMSNorm first (Qwen3).
 
     Args:
@@ -161,4 +127,4 @@ def norm_rotate_store(query, k_cache, v_cache, qkv, q_gain, k_gain, table, posit
 
     Launch and ownership as in `rotate_store`. Oracle: oracle_fused.norm_rotate_store.
     """
-    rotate_all(query, k_cache, v_cache, qkv, q_gain, k_gain, table, positions, slot_mapping, num_heads, eps, num_tokens)
+    rotate_rows(query, k_cache, v_cache, qkv, q_gain, k_gain, table, positions, slot_mapping, num_heads, eps, num_tokens)

@@ -1,4 +1,4 @@
-"""The GPU's form of kernels/rotate.py over caches in 16 bits and heads of 64 or 128 dims: sixteen dims of a head a lane.
+"""The GPU's form of kernels/rotate_many.py over caches in 16 bits and heads of 64 or 128 dims: sixteen dims of a head a lane.
 
 A head is four lanes or eight; a lane has eight neighbours of its first half and the eight that turn against them, so that every
 access is of 16 bytes.

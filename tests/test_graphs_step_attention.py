@@ -52,7 +52,7 @@ def recorded(
 @pytest.mark.parametrize("normed", [False, True])
 def test_a_step_of_many_rows_stores_its_keys_and_attends(head_dim: int, kernel: str, sharing: int, normed: bool) -> None:
     store, attend = recorded(512, 1, head_dim, batch_invariant=False, normed=normed)
-    assert store[0] == ("norm_rotate_store" if normed else "rotate_store")
+    assert store[0] == ("norm_rotate_many" if normed else "rotate_many")
     assert attend == (kernel, sharing, (24, 3, 1))
 
 
@@ -70,8 +70,9 @@ def test_blocks_that_share_a_tile_fill_the_gpu_once(tiles: int, sharing: int) ->
 @pytest.mark.parametrize("tokens", [1, 128, 129, 512])
 def test_batch_invariant_steps_of_any_size_add_up_alike(tokens: int) -> None:
     """One kernel, one size of clusters: what a row yields must not depend on how many rows came with it."""
-    *_, (name, cluster, _) = recorded(tokens, 1, 64, batch_invariant=True)
+    *before, (name, cluster, _) = recorded(tokens, 1, 64, batch_invariant=True)
     assert (name, cluster) == ("attend_step", CLUSTER)
+    assert [kernel for kernel, *_ in before] == ["rotate_store"] * (tokens > 128)
 
 
 def test_few_rows_are_one_launch() -> None:

@@ -11,12 +11,13 @@ from kernels import oracle_fused as oracle
 from kernels.attend import attend_rows, attend_wide_rows
 from kernels.lang import Kernel
 from kernels.rotate import norm_rotate_store, rotate_store
+from kernels.rotate_many import norm_rotate_many, rotate_many
 from tests.fused_cases import EPS, STORAGE, TABLES, attend_case, check, out_of, warps, wide_args
 from tests.kernel_cases import Launch, floats, live, poisoned
 from tests.storage_cases import stored, widened
 
 
-@pytest.mark.parametrize("kernel", [rotate_store, norm_rotate_store], ids=lambda k: k.name)
+@pytest.mark.parametrize("kernel", [rotate_store, norm_rotate_store, rotate_many, norm_rotate_many], ids=lambda k: k.name)
 @warps(((2, 2), 3), ((1, 1), 10))
 @STORAGE
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(3, 1, 4), (4, 2, 64), (2, 1, 128)], ids=str)
@@ -34,11 +35,11 @@ def test_rotate_store(launch: Launch, kernel: Kernel, storage: str, num_heads: i
         "num_heads": num_heads,
         "num_tokens": live(4),
     }
-    if kernel is norm_rotate_store:
+    if kernel in (norm_rotate_store, norm_rotate_many):
         args |= {"q_gain": floats(40, head_dim), "k_gain": floats(41, head_dim), "eps": EPS}
     wide = wide_args(args)
     wide["positions"] = np.maximum(wide["positions"], 0)
-    query, keys, values = getattr(oracle, kernel.name)(**wide)
+    query, keys, values = (oracle.norm_rotate_store if "eps" in args else oracle.rotate_store)(**wide)
     check(launch, kernel, args, {"query": query, "k_cache": keys, "v_cache": values}, storage)
 
 
