@@ -36,6 +36,8 @@ _ROWS = {
     for size in range(1, _MOST_SHARING + 1)
 }
 
+_FLOAT32_ROWS = {wide: replace(_ROWS[wide, 1], shared=0) for wide in (False, True)}
+
 FEW_ROWS = 128
 """Rows of a step up to which it is one launch: each tile of pairs rotates the keys of its request's earlier rows anew."""
 
@@ -118,7 +120,7 @@ class StepAttention:
         shape, tokens, inputs = run.model.shape, run.num_tokens, run.step.inputs
         heads, kv_heads = shape.num_heads, shape.num_kv_heads
         wide = shape.head_dim > NARROW_HEAD
-        kernel, grid = replace(_ROWS[wide, 1], shared=0), (pair_tiles(tokens, heads, kv_heads), kv_heads, run.most_requests)
+        kernel, grid = _FLOAT32_ROWS[wide], (pair_tiles(tokens, heads, kv_heads), kv_heads, run.most_requests)
         if self.query.dtype.itemsize == 2:
             tiles = row_tiles(tokens, heads, kv_heads)
             kernel = _ROWS[wide, row_cluster_blocks(tiles * kv_heads, _ROW_BLOCKS[wide])]
