@@ -36,9 +36,8 @@ from kernels.lang_mma import (
     wait_copies,
 )
 from kernels.lang_overlap import cluster_barrier, cluster_rank, cluster_size
-from kernels.lang_warp import lane, quad_max, quad_sum, warp_broadcast
+from kernels.lang_warp import lane, quad_max, quad_sum, warp_broadcast, warp_take
 
-_ALL = 0xFFFFFFFF
 _KEYS = TILE_KEYS
 _PAIRS = 16 * WARPS
 _VALUES = 2  # tiles of keys before those of values: two of each in the ring
@@ -79,7 +78,7 @@ def _copies_of(head_dim: int) -> Any:
         to = u32(base + u32(row * i32(row_bytes) + ((place ^ (row & i32(7))) << i32(4))))
         at = i64(i32(column + place * i32(8)))
         for i in range(passes):
-            found = cuda.shfl_sync(_ALL, entry, i32(i32(i * at_once) + lane() // i32(places)))
+            found = warp_take(entry, i32(i32(i * at_once) + lane() // i32(places)))
             size = u32(16) if found >= i32(0) else u32(0)
             if warp < i32(WARPS):
                 copy16(u32(to + u32(i * stride * row_bytes)), cache, i64(max(found, i32(0))) * i64(width) + at, size)

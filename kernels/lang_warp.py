@@ -102,6 +102,12 @@ def warp_broadcast(value, source):
     return value
 
 
+@primitive(lambda value, source: _gpu_warp_broadcast)
+def warp_take(value, source):
+    """The value, int32 or float32, that lane `source` (int32, each lane's own choice) holds; every lane must call it."""
+    return value
+
+
 def _gpu_quad_sum(value):
     value += numba_cuda.shfl_xor_sync(_ALL_LANES, value, 1)
     value += numba_cuda.shfl_xor_sync(_ALL_LANES, value, 2)

@@ -241,9 +241,9 @@ class Warp:
         assert isinstance(value, (np.int32, np.float32)), type(value)
         return self.combine(value, lambda lane: [int(source)], lambda values: values[0])
 
-    def shfl_sync(self, mask: int, value: Any, source: Any) -> Any:
+    def take(self, value: Any, source: Any) -> Any:
         """What lane `source` offers, which each lane chooses for itself."""
-        assert mask == (1 << LANES) - 1
+        assert isinstance(value, (np.int32, np.float32)), type(value)
         return self.combine(value, lambda lane: [int(source)], lambda values: values[0])
 
     def combine(self, value: Any, lanes: Callable[[int], list[int]], operation: Callable[..., Any]) -> Any:
@@ -379,6 +379,7 @@ def gpu_module(name: str, warp: Warp, **others: ModuleType) -> ModuleType:
         octet_sum=lambda value: warp.combine(value, octet, lambda values: np.float32(np.sum(values))),
         warp_max=lambda value: warp.combine(value, everyone, max),
         warp_broadcast=warp.broadcast,
+        warp_take=warp.take,
     )
     elements = ModuleType("kernels.lang_element")
     elements.__dict__.update(
