@@ -31,7 +31,7 @@ def _line(detail: dict[str, Any], known: dict[str, bool]) -> str:
         names = ", ".join(key.rpartition(".")[2] for key in known if key.rpartition(".")[0] == path)
         return f"{path} = {value}: must be a section with keys ({names})"
     message = detail["msg"].replace("Input should be", "must be").replace("String should have", "must have")
-    message = message.replace("a valid tuple", "a list")
+    message = message.replace("a valid tuple", "a list").replace("Tuple should have", "must have").replace(" after validation", "")
     if message.startswith("must be '"):
         message = message.replace("'", "")
     return f"{path} = {value}: {message}"

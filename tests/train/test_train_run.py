@@ -7,17 +7,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from runtime.errors import ConfigError, DraftgraphError
 from runtime.sampling import SamplingParams
 from tests.tiny_checkpoint import TinyModel
 from tests.tiny_engine import open_tiny
 
-pytest.importorskip("torch", reason="PyTorch is not installed (extra train)")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra train)")
 pytestmark = pytest.mark.parity
 
+from runtime.speculators.train.run import TrainingRun  # noqa: E402
+from runtime.speculators.train.settings import load_settings  # noqa: E402
 from tests.train_rig import PROMPTS  # noqa: E402
 
 
@@ -100,3 +104,48 @@ def test_mistakes_are_named(model: TinyModel, tmp_path: Path, changes: list[str]
     assert done.returncode == 2, done.stderr
     assert text in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def no_run(folder: Path, model: TinyModel, *overrides: str) -> str:
+    """What a run of these settings says instead of writing text; nothing of it is left in its folder."""
+    with pytest.raises(DraftgraphError) as error:
+        TrainingRun(load_settings(write_config(folder, model), overrides))
+    assert not any((folder / "out").glob("*"))
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("drafter.mask_token_id=300", "mask_token_id = 300: token ids must lie in [0, vocab_size = 300)"),
+        ("drafter.conv_group_size=7", "conv_group_size = 7: must divide hidden_size = 64"),
+        ("data.answer_tokens=[1]", "data.answer_tokens[0] = 1: must be greater than or equal to 2"),
+        ("data.answer_tokens=[]", "data.answer_tokens = []: must have at least 1 item"),
+        ("data.answer_tokens=[20, 160]", "prompt and answer are above the target's 256 positions; lower one of them"),
+        ("training.row_length=100000", "training.row_length = 100000: must be less than or equal to 65536"),
+        ("validation.max_tokens=10000", "that is more than the 196 positions of this run; shorten it or raise"),
+        ("validation.prompts=/nowhere", "prompts by kind = /nowhere: no such file"),
+        ("output.folder=/dev/null", "output.folder = /dev/null: cannot be written: "),
+    ],
+)
+def test_what_no_run_could_use_is_told_before_text_is_written(model: TinyModel, tmp_path: Path, override: str, text: str) -> None:
+    assert text in no_run(tmp_path, model, override)
+    assert TrainingRun(load_settings(write_config(tmp_path, model))).config["vocab_size"] == 300
+
+
+def test_heads_that_leave_no_room_for_a_turn_are_dropped(model: TinyModel, tmp_path: Path) -> None:
+    """A beginning that is longer than a prompt may be was more than the cache of the generator held."""
+    sources = "data.sources={seeded: 1, magpie: 0, template: 0, passage: 0, file: 0}"
+    short = ["data.max_prompt_tokens=20", "data.answer_tokens=[2]", sources]
+    run = TrainingRun(load_settings(write_config(tmp_path, model), short))
+    with pytest.raises(ConfigError, match=r"data\.sources\.seeded: the target wrote no usable prompt; raise data\."):
+        run.write_text()
+
+
+def test_a_drafter_that_diverged_is_not_saved(model: TinyModel, tmp_path: Path) -> None:
+    run = TrainingRun(load_settings(write_config(tmp_path, model)))
+    weights = {"a": torch.zeros(2), "b": torch.full((2,), float("nan"))}
+    trainer: Any = SimpleNamespace(averaged=SimpleNamespace(exported=lambda table: weights), table=None, step=7)
+    with pytest.raises(ConfigError, match=r"learning_rate = 0\.003: the drafter diverged by step 7, NaN or infinity in 1 of its"):
+        run._save(trainer)
+    assert not (tmp_path / "out" / "drafter").exists()

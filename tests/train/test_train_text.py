@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime.errors import ConfigError
 from tests.reference_forward import logits_of, reference_residuals
 from tests.tiny_checkpoint import TinyModel, TinyShape, write_tiny_checkpoint
 
@@ -70,6 +71,25 @@ def test_documents_survive_their_process(tmp_path: Path, documents: list[Documen
     for ours, theirs in zip(again.documents, documents, strict=True):
         np.testing.assert_array_equal(ours.prompt, theirs.prompt)
         np.testing.assert_array_equal(ours.answer, theirs.answer)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("progress.json", b"{"),
+        ("progress.json", b"[]"),
+        ("progress.json", b'{"batches": 1}'),
+        ("progress.json", b'{"batches": 2, "seconds": 1, "refused": 0, "kinds": {}}'),
+        ("batch-00000.npz", b"no archive"),
+        ("batch-00000.npz", b"PK\x03\x04"),
+        ("batch-00000.npz", b""),
+    ],
+)
+def test_text_that_is_corrupt_is_told(tmp_path: Path, documents: list[Document], file: str, content: bytes) -> None:
+    DocumentStore(tmp_path).add("file", documents, 1.0, 0)
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(ConfigError, match=r"what was written is corrupt: .*; remove the folder to write it anew"):
+        DocumentStore(tmp_path)
 
 
 def test_rows_hold_every_document_once(documents: list[Document]) -> None:

@@ -7,10 +7,13 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from runtime.errors import ConfigError
 
 Ids = npt.NDArray[np.int32]
 
@@ -31,16 +34,22 @@ class DocumentStore:
     """
 
     def __init__(self, folder: Path) -> None:
+        """Raises ConfigError: what is there cannot be read."""
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self.documents: list[Document] = []
         self.batches, self.num_answer_tokens = 0, 0
         self.seconds, self.refused, self.kinds = 0.0, 0, Counter[str]()
-        progress = folder / "progress.json"
-        if progress.exists():
-            values = json.loads(progress.read_text("utf-8"))
-            self.batches, self.seconds, self.refused = values["batches"], values["seconds"], values["refused"]
-            self.kinds = Counter(values["kinds"])
+        if (folder / "progress.json").exists():
+            try:
+                self._read()
+            except (OSError, EOFError, ValueError, KeyError, TypeError, BadZipFile) as error:
+                raise ConfigError(f"{folder}: what was written is corrupt: {error}; remove the folder to write it anew") from error
+
+    def _read(self) -> None:
+        values = json.loads((self._folder / "progress.json").read_text("utf-8"))
+        self.batches, self.seconds, self.refused = values["batches"], values["seconds"], values["refused"]
+        self.kinds = Counter(values["kinds"])
         for number in range(self.batches):
             with np.load(self._path(number)) as held:
                 prompts = np.split(held["prompts"], np.cumsum(held["prompt_lengths"])[:-1])

@@ -14,7 +14,7 @@ RUN_OF_WORDS = 8
 
 def read_kinds(path: str | Path) -> dict[str, list[str]]:
     """Prompts by kind of a YAML file {kind: [prompt, ...]}. Raises ConfigError."""
-    values = read_yaml(path)
+    values = read_yaml(path, "prompts by kind")
     for kind, texts in values.items():
         if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
             raise ConfigError(f"{path}: {kind}: must be a list of prompts, each a text")

@@ -149,9 +149,12 @@ class PromptMaker:
 
     def _written(self, openers: Sequence[str], rng: random.Random) -> list[str]:
         """The user's turns that the target writes after the template's head, with a beginning or without."""
-        heads = [self._frame.encode(self._frame.head(self._system(rng)) + opener) for opener in openers]
+        heads = [(opener, self._frame.encode(self._frame.head(self._system(rng)) + opener)) for opener in openers]
+        heads = [(opener, ids) for opener, ids in heads if len(ids) <= self._settings.max_prompt_tokens]
+        if not heads:
+            return []
         texts = []
-        for opener, (ids, ended) in zip(openers, self._write(heads), strict=True):
+        for (opener, _), (ids, ended) in zip(heads, self._write([ids for _, ids in heads]), strict=True):
             if ended and len(ids) > 1:
                 texts.append((opener + self._frame.decode(ids[:-1])).strip())
         return texts

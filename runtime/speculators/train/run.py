@@ -17,6 +17,7 @@ from runtime.checkpoint.source import resolve_source
 from runtime.console import ProgressBars, silent_bar
 from runtime.errors import ConfigError, DeviceError
 from runtime.request_file import read_prompt_file
+from runtime.speculators.dflash_config import read_draft_config
 from runtime.speculators.train.documents import Document, DocumentStore, cut_loops
 from runtime.speculators.train.drafter import TorchDrafter
 from runtime.speculators.train.export import build_config, read_tensors, save_drafter
@@ -49,11 +50,13 @@ class TrainingRun:
             self.folder = user_path(settings.output.folder)
         except ValueError as error:
             raise ConfigError(f"output.folder = {settings.output.folder}: {error}; name a folder") from error
-        self._claim_folder()
+        self._check_folder()
         checkpoint = open_checkpoint(resolve_source(settings.target.source, "target.source", bars))
         self.tokenizer = Tokenizer.from_source(checkpoint.tokenizer)
         self.frame = ChatFrame(self.tokenizer, _template(checkpoint, self.tokenizer))
         self.config = build_config(settings.drafter, checkpoint.spec, self.tokenizer)
+        read_draft_config(self.config, "drafter")  # what no drafter can be is told now, and not once its text is written
+        self._refuse_too_long(checkpoint.spec.max_position_embeddings)
         self.held_out = read_kinds(settings.validation.prompts) if settings.validation.prompts else {}
         self._own_prompts = _own_prompts(settings.data.prompts)
         with bars("loading the target", "bytes") as advance:
@@ -62,6 +65,7 @@ class TrainingRun:
         low = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.target = TorchTarget(checkpoint.spec, weights, self.device, low, self._max_len)
         self.validation = self._validation_set(checkpoint, weights)
+        self._write_settings(json.dumps(_comparable(settings), indent=1))
 
     def write_text(self) -> dict[str, Any]:
         """The first stage alone. Returns what it wrote; several processes can write, each into a folder of its own."""
@@ -89,7 +93,10 @@ class TrainingRun:
             drafter.begin_from(read_tensors(self.settings.drafter.start))
         trainer = Trainer(training, self.target, drafter.to(self.device), rows)
         if (state := self._checkpoint_path).exists():
-            trainer.take_up(torch.load(state, map_location=self.device, weights_only=True))
+            try:
+                trainer.take_up(torch.load(state, map_location=self.device, weights_only=True))
+            except Exception as error:  # PyTorch has no kind of its own for a file that is broken
+                raise ConfigError(f"{state}: cannot be read: {error}; remove it to train anew on the text that is there") from error
             logger.info("continuing at step %d", trainer.step)
         self._train(trainer)
         summary = {
@@ -157,7 +164,16 @@ class TrainingRun:
         self._save(trainer)
 
     def _save(self, trainer: Trainer) -> None:
-        save_drafter(self.folder / "drafter", self.config, trainer.averaged.exported(trainer.table))
+        """Raises ConfigError, and leaves what was saved before, where the weights are no numbers any more."""
+        exported = trainer.averaged.exported(trainer.table)
+        diverged = [name for name, tensor in exported.items() if not tensor.isfinite().all()]
+        if diverged:
+            rate = self.settings.training.learning_rate
+            raise ConfigError(
+                f"training.learning_rate = {rate}: the drafter diverged by step {trainer.step}, NaN or infinity in {len(diverged)} "
+                "of its tensors; lower it, or training.clip; what was saved before is still there"
+            )
+        save_drafter(self.folder / "drafter", self.config, exported)
         beside = self._checkpoint_path.with_suffix(".new")
         torch.save(trainer.state(), beside)
         beside.replace(self._checkpoint_path)
@@ -172,27 +188,48 @@ class TrainingRun:
         most = drafter.spec.block_size - 1
         return {f"k={k}": self.validation.measure(drafter, None, k) for k in sorted({most, (most + 1) // 2})}
 
+    def _refuse_too_long(self, positions: int) -> None:
+        """Would prompt and answer go beyond what the target was made for? Positions of a row count from each document on."""
+        data = self.settings.data
+        if data.max_prompt_tokens + max(data.answer_tokens) > positions:
+            raise ConfigError(
+                f"data.max_prompt_tokens = {data.max_prompt_tokens}, data.answer_tokens = {list(data.answer_tokens)}: the longest "
+                f"prompt and answer are above the target's {positions} positions; lower one of them"
+            )
+
     # ---- parts --------------------------------------------------------------------------------------------------
 
     @property
     def _checkpoint_path(self) -> Path:
         return self.folder / "checkpoint.pt"
 
-    def _claim_folder(self) -> None:
+    @property
+    def _settings_path(self) -> Path:
+        return self.folder / "settings.json"
+
+    def _check_folder(self) -> None:
         """Settings of an interrupted run may differ in when it ends and in how often it reports, and in nothing else."""
-        path = self.folder / "settings.json"
         ours = _comparable(self.settings)
-        if path.exists():
-            theirs = json.loads(path.read_text("utf-8"))
+        if self._settings_path.exists():
+            try:
+                theirs = json.loads(self._settings_path.read_text("utf-8"))
+            except (OSError, ValueError) as error:
+                raise ConfigError(
+                    f"output.folder = {self.folder}: settings.json is corrupt: {error}; give another folder"
+                ) from error
             if theirs != ours:
                 keys = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
                 raise ConfigError(
                     f"output.folder = {self.folder}: holds a run of other settings ({', '.join(keys)} differ); give another folder"
                 )
             return
+        self._write_settings("")
+        self._settings_path.unlink()  # it is this run's once nothing else can be wrong
+
+    def _write_settings(self, text: str) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(ours, indent=1), "utf-8")
+            self._settings_path.write_text(text, "utf-8")
         except OSError as error:
             raise ConfigError(f"output.folder = {self.folder}: cannot be written: {error.strerror}") from error
 

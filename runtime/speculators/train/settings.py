@@ -16,6 +16,7 @@ from runtime.errors import ConfigError
 
 Temperatures = Annotated[tuple[float, ...], Field(strict=False, min_length=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
+AnswerTokens = Annotated[int, Field(ge=2)]  # of one token nothing is learnt
 
 
 class TargetSettings(Section):
@@ -63,7 +64,7 @@ class DataSettings(Section):
     max_tokens: int = Field(default=16_000_000, ge=1)
     batch: int = Field(default=2048, ge=1)
     max_prompt_tokens: int = Field(default=160, ge=8)
-    answer_tokens: Annotated[tuple[int, ...], Field(strict=False, min_length=1)] = (160, 160, 160, 320)  # in turn
+    answer_tokens: Annotated[tuple[AnswerTokens, ...], Field(strict=False, min_length=1)] = (160, 160, 160, 320)  # in turn
     greedy_share: Share = 0.8  # of the answers; the rest is sampled at one of `answer_temperatures`
     answer_temperatures: Temperatures = (0.6, 0.8, 1.0)
     prompt_temperatures: Temperatures = (0.7, 0.8, 0.9, 1.0, 1.1)
@@ -79,7 +80,7 @@ class TrainingSettings(Section):
 
     seconds: float | None = Field(default=None, gt=0)
     steps: int | None = Field(default=None, ge=1)
-    row_length: int = Field(default=512, ge=32)
+    row_length: int = Field(default=512, ge=32, le=65536)
     rows: int = Field(default=64, ge=1)  # packed rows of a step
     anchors: int = Field(default=64, ge=1)  # blocks of each row
     # The loop's anchors are tokens that were not foreseen. 0: all positions alike; 1: those only of which the target was unsure.

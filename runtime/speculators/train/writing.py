@@ -41,7 +41,7 @@ def write_documents(
 
     if ended():
         return
-    generator = Generator(target, settings.batch, settings.max_prompt_tokens + max(settings.answer_tokens))
+    generator = Generator(target, settings.batch, settings.max_prompt_tokens + max(USER_TURN_TOKENS, *settings.answer_tokens))
     # Neither what was written before nor another run's text comes again.
     luck = np.random.default_rng([settings.seed, store.batches])
     torch.manual_seed(int(luck.integers(2**62)))
