@@ -50,13 +50,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # paragraphs of docstrings are wrapped to the terminal
 )
-app.command()(bench)
-app.command()(cache)
-app.command()(compare)
-app.command()(gates)
-app.command()(profile)
-app.command()(records)
 
 
 def _print_version(wanted: bool) -> None:
@@ -120,6 +115,14 @@ def info(
         with open_engine(settings_of(config, set_), quiet) as engine:
             values = engine.info()
         print(json.dumps(values, indent=2, default=str) if as_json else render_info(values), flush=True)
+
+
+app.command()(bench)
+app.command()(cache)
+app.command()(compare)
+app.command()(gates)
+app.command()(profile)
+app.command()(records)
 
 
 def main() -> None:

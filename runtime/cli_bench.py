@@ -57,8 +57,11 @@ def bench(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Times the prompts: warm-up, repetitions, median and spread; result keys as `vllm bench serve` names them. Then one repetition
-    more for what a step costs device and host. Several concurrencies (`--concurrency 1 8`) give JSON with a list, `runs`."""
+    """Times prompts: medians with their spread, and what a step costs device and host.
+
+    Warm-up, repetitions, result keys as `vllm bench serve` names them. Then one repetition more for what a step costs. Several
+    concurrencies (`--concurrency 1 8`) give JSON with a list, `runs`.
+    """
     with exits():
         config, levels = _config_and_levels(arguments, concurrency)
         refuse_unwritable(json_file)

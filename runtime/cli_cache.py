@@ -14,8 +14,10 @@ def cache(
     prune: Annotated[bool, typer.Option("--prune", help="Removes what was not used for --days; never these sources'.")] = False,
     days: Annotated[float, typer.Option(min=0, metavar="N", help="0 with --prune: all but these sources'.")] = 30,
 ) -> None:
-    """Prints how much compiled kernels take, and how much of it nobody has used for a month. They are removed by the first process
-    of new sources, or with --prune now; what is missing is compiled again."""
+    """Prints how much compiled kernels take on disk, and how much of it nobody has used for a month.
+
+    That is removed by the first process of new sources, or with --prune now; what is missing is compiled again.
+    """
     with exits():
         from graphs import cache_age
         from graphs.compile_cache import kernel_cache_dir

@@ -51,9 +51,12 @@ def gates(
     as_json: Annotated[bool, typer.Option("--json", help="Prints one JSON object instead of a table.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Proves the runtime with a toy model, on a CPU or a GPU: G1 routing and token identity, G2 drafts compared by id. Measures a
-    real one on a GPU: G3 asynchronous against synchronous, G4 how busy the device is; without a GPU they are NOT MEASURED, which is
-    no pass. Exit code 1 when a gate that was asked for is not SATISFIED."""
+    """Proves the runtime with a toy model (G1, G2), and measures a real one on a GPU (G3, G4).
+
+    On a CPU or a GPU: G1 routing and token identity, G2 drafts compared by id. On a GPU: G3 asynchronous against synchronous, G4
+    how busy the device is; without one they are NOT MEASURED, which is no pass. Exit code 1 when a gate that was asked for is not
+    SATISFIED.
+    """
     with exits():
         start_logging(quiet=True)
         from runtime.gates.measured import Measured

@@ -90,6 +90,8 @@ def test_the_licence_is_the_one_that_is_named() -> None:
 def test_help_of_every_command_says_what_each_option_is(name: str) -> None:
     command = COMMANDS.commands[name]
     assert command.help
+    summary = command.help.split("\n\n")[0]
+    assert len(" ".join(summary.split())) < 132, "the list of commands shows the first paragraph"
     silent = [param.name for param in command.params if not getattr(param, "help", None) and param.name not in ("help",)]
     assert silent == []
 
