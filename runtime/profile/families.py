@@ -16,9 +16,9 @@ PRODUCTS, ATTENTION, ELEMENTWISE, SAMPLING, STEP, DRAFTER, COPIES, OTHER = (
 )  # fmt: skip
 
 _MODULES = {
-    PRODUCTS: "project head tile",
+    PRODUCTS: "project head tile flow wide",
     ATTENTION: "attend attention rotate rope kv_store head_norm",
-    ELEMENTWISE: "rmsnorm swiglu bias embed gather behind",
+    ELEMENTWISE: "add rmsnorm swiglu bias embed gather behind",
     SAMPLING: "argmax sample sampling random reject process penalties logprobs",
     DRAFTER: "ngram block context candidates selector draft tap logit_scale clear_drafts",
     STEP: "accept advance begin_step combine end_step prepare prefill_inputs publish expand slots request_lists tape toy",
