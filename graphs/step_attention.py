@@ -39,7 +39,11 @@ _ROWS = {
 _FLOAT32_ROWS = {wide: replace(_ROWS[wide, 1], shared=0) for wide in (False, True)}
 
 FEW_ROWS = 128
-"""Rows of a step up to which it is one launch: each tile of pairs rotates the keys of its request's earlier rows anew."""
+"""Rows of a step of equal requests up to which it is one launch: each tile of pairs rotates the keys of its request's earlier rows
+anew."""
+
+FEW_MIXED_ROWS = 32
+"""The same of a step whose rows may all be of one prompt."""
 
 
 def pair_tiles(rows: int, num_heads: int, num_kv_heads: int) -> int:
@@ -74,7 +78,8 @@ class StepAttention:
     batch_invariant: bool = False
 
     def record(self, run: ForwardPass, layer: LayerArrays) -> None:
-        few = run.num_tokens <= FEW_ROWS
+        alike = run.step.inputs.query_len > 0 or self.batch_invariant
+        few = run.num_tokens <= (FEW_ROWS if alike else FEW_MIXED_ROWS)
         if not few:
             self._rotate(run, layer)
         if few or self.batch_invariant:

@@ -25,12 +25,19 @@ class Launches:
 
 
 def recorded(
-    tokens: int, requests: int, head_dim: int, *, batch_invariant: bool, normed: bool = False, dtype: type = np.uint16
+    tokens: int,
+    requests: int,
+    head_dim: int,
+    *,
+    batch_invariant: bool,
+    normed: bool = False,
+    dtype: type = np.uint16,
+    query_len: int = 0,
 ) -> list[tuple[str, int, Any]]:
     heads, kv_heads = 9, 3
     rows: Any = np.zeros((tokens, heads * head_dim), dtype)
     launches, gain = Launches(), np.ones(head_dim, np.float32) if normed else None
-    inputs = SimpleNamespace(idx_mapping=rows, query_start_loc=rows, num_requests=rows, query_len=0)
+    inputs = SimpleNamespace(idx_mapping=rows, query_start_loc=rows, num_requests=rows, query_len=query_len)
     step = SimpleNamespace(inputs=inputs, positions=rows, slot_mapping=rows)
     shape = SimpleNamespace(num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, rms_norm_eps=1e-5)
     run: Any = SimpleNamespace(
@@ -75,8 +82,12 @@ def test_batch_invariant_steps_of_any_size_add_up_alike(tokens: int) -> None:
     assert [kernel for kernel, *_ in before] == ["rotate_store"] * (tokens > 128)
 
 
-def test_few_rows_are_one_launch() -> None:
-    assert [name for name, *_ in recorded(128, 1, 64, batch_invariant=False)] == ["attend_step"]
+@pytest.mark.parametrize(("tokens", "query_len", "launches"), [(32, 0, 1), (33, 0, 2), (128, 8, 1), (129, 3, 2)])
+def test_few_rows_are_one_launch(tokens: int, query_len: int, launches: int) -> None:
+    """More of them where they belong to several requests: one prompt has many tiles, and each would rotate its keys again."""
+    found = recorded(tokens, 1, 64, batch_invariant=False, query_len=query_len)
+    assert len(found) == launches
+    assert found[-1][0] == ("attend_step" if launches == 1 else "attend_rows")
 
 
 def test_float32_has_a_block_for_every_sixteen_pairs() -> None:
