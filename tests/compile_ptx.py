@@ -22,9 +22,12 @@ from numba.cuda.cudadrv import nvrtc
 
 import kernels
 from kernels.lang import Kernel
+from runtime.checkpoint.cache import cache_folder
 from tests.kernel_signatures import SIGNATURES, numba_types, storages_of
+from tests.ptx_cache import PtxCache
 
 SM_90 = (9, 0)
+CACHE = PtxCache(cache_folder() / "ptx", Path(kernels.__path__[0]))
 
 
 def kernels_of_folder() -> list[Kernel]:
@@ -41,7 +44,13 @@ def compile_kernel(kernel: Kernel) -> dict[str, dict[str, str]]:
     if kernel.name not in SIGNATURES:
         return {"float32": {"error": f"{kernel.name} has no entry in tests/kernel_signatures.py"}}
     signature = SIGNATURES[kernel.name]
-    return {storage: compile_types(kernel, numba_types(signature, storage)) for storage in storages_of(signature)}
+    types = {storage: numba_types(signature, storage) for storage in storages_of(signature)}
+    key = CACHE.key(kernel.py_func.__module__.removeprefix("kernels."), kernel.name, types)
+    compiled = CACHE.get(key)
+    if compiled is None:
+        compiled = {storage: compile_types(kernel, each) for storage, each in types.items()}
+        CACHE.put(key, compiled)
+    return compiled
 
 
 def compile_types(kernel: Kernel, types: tuple[Any, ...]) -> dict[str, str]:

@@ -27,7 +27,7 @@ def ptx() -> dict[str, dict[str, dict[str, str]]]:
     """PTX for sm_90, or why there is none, by kernel name and storage type; from one process without the simulator."""
     environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "0"}
     command = [sys.executable, "-m", "tests.compile_ptx"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1200, check=False)
     if done.returncode and re.search(r"NvvmSupportError|DynamicLibNotFoundError", done.stderr):
         pytest.skip("libnvvm is not installed: pip install -e '.[ptx]' (or cu12, cu13)")
     assert done.returncode == 0, done.stderr
