@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from graphs.arrays import LayerArrays
 from graphs.launch import Array
 from graphs.ops import ForwardPass
-from kernels.flow import FINISHERS, LINE, MOST_COLUMNS, WARPS
+from kernels.flow import LINE, MOST_COLUMNS, WARPS
 from kernels.flow_head import flow_argmax
 from kernels.flow_project import flow_gate_up, flow_project
 from kernels.flow_residual import flow_residual, flow_residual_tap
@@ -30,7 +30,7 @@ class FlowLayout:
 
     Attributes:
         parts: warps that share the columns of a tile.
-        warps: of a block that multiply.
+        warps: of a block.
         grid: blocks of the launch.
     """
 
@@ -41,13 +41,13 @@ class FlowLayout:
     def record_project(self, run: ForwardPass, out: Array, normed: Array, squares: Array, weight: Array, scaled: int) -> None:
         """out = (normed @ weight.T) / rms."""
         arguments = (out, normed, squares, weight, run.model.shape.rms_norm_eps, scaled, self.parts, run.live)
-        run.launch.launch(flow_project, self.grid, 32 * (self.warps + FINISHERS), *arguments)
+        run.launch.launch(flow_project, self.grid, 32 * self.warps, *arguments)
 
     def record_gate_up(self, run: ForwardPass, normed: Array, squares: Array, layer: LayerArrays, scaled: int) -> None:
         """Residual -> norm -> scratch.activated."""
         activated, eps = run.scratch.activated[: run.num_tokens], run.model.shape.rms_norm_eps
         arguments = (activated, normed, squares, layer.gate_up, eps, scaled, self.parts, run.live)
-        run.launch.launch(flow_gate_up, self.grid, 32 * (self.warps + FINISHERS), *arguments)
+        run.launch.launch(flow_gate_up, self.grid, 32 * self.warps, *arguments)
 
     def record_residual(
         self, run: ForwardPass, written: tuple[Array, Array, Array], x: Array, weight: Array, gain: Array, *, tapped: bool
@@ -55,11 +55,11 @@ class FlowLayout:
         """residual += x @ weight.T, with what the norm behind reads; tapped: to run.tap too, where there is one."""
         last = (self.parts, run.live)
         if run.tap is None or not tapped:
-            run.launch.launch(flow_residual, self.grid, 32 * (self.warps + FINISHERS), *written, x, weight, gain, *last)
+            run.launch.launch(flow_residual, self.grid, 32 * self.warps, *written, x, weight, gain, *last)
             return
         features = run.tap.features[: run.num_tokens]
         arguments = (*written, features, x, weight, gain, run.tap.column, *last)
-        run.launch.launch(flow_residual_tap, self.grid, 32 * (self.warps + FINISHERS), *arguments)
+        run.launch.launch(flow_residual_tap, self.grid, 32 * self.warps, *arguments)
 
     def record_head(
         self, run: ForwardPass, logits: Array, best: tuple[Array, Array], rows: Array, num_rows: Array
@@ -67,7 +67,7 @@ class FlowLayout:
         """Logits, and the best column of each stripe: returned are the stripes of `best` that were written."""
         value, column = (array[: self.grid] for array in best)
         arguments = (logits, value, column, rows, run.model.head, run.model.shape.vocab_size, self.parts, num_rows)
-        run.launch.launch(flow_argmax, value.shape[0], 32 * (self.warps + FINISHERS), *arguments)
+        run.launch.launch(flow_argmax, value.shape[0], 32 * self.warps, *arguments)
         return value, column
 
 

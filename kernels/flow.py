@@ -32,29 +32,15 @@ MOST_COLUMNS = 512
 LINE = 64
 """Depths are multiples of it on a GPU: a line of memory, of 16-bit elements."""
 
-FINISHERS = 4
-"""Warps of a block that finish what the others summed: a thread for each of eight rows and sixteen outputs."""
-
-SIDES = 3
-"""Tiles whose sums are kept: so far multiplying warps run ahead of those that finish."""
-
-PARTIAL = SIDES * WARPS * 2 * TILE
-"""Floats of shared memory for the sums: of each side, each warp, two slabs."""
+PARTIAL = 2 * WARPS * 2 * TILE
+"""Floats of shared memory for the sums: of two tiles, each warp, two slabs."""
 
 RING_BYTES = 0 if SIMULATED else flow_gpu.RING_BYTES
 """Dynamic shared memory of a block."""
 
 
-def _gpu_open(*types: Any) -> Callable[..., Any] | None:
+def _gpu_open(ring: Any, warp: Any) -> Callable[..., Any] | None:
     return flow_gpu.open_ring if on_hopper() else None
-
-
-def _gpu_hand_over(*types: Any) -> Callable[..., Any] | None:
-    return flow_gpu.hand_over if on_hopper() else None
-
-
-def _gpu_take_back(*types: Any) -> Callable[..., Any] | None:
-    return flow_gpu.take_back if on_hopper() else None
 
 
 def _gpu_begin(ring: Any, weight: Any, *rest: Any) -> Callable[..., Any] | None:
@@ -79,48 +65,19 @@ def lines_of(depth, part, parts):
     return part * each, max(min(each, lines - part * each), i32(0))
 
 
-@device_function
-def role_of(warps):
-    """(warps that multiply, warps that finish what was summed): the first of a block and the last, or a single warp both."""
-    flowing = min(max(warps - i32(FINISHERS), i32(1)), i32(WARPS))
-    return flowing, max(warps - flowing, i32(1))
-
-
 @primitive(_gpu_open)
-def open_flow(ring, warp, warps, flowing, finishing):
-    """Make a block's ring ready, once, before `begin_flow`; called by all warps, and cuda.syncthreads() behind it.
+def open_flow(ring, warp):
+    """Make a warp's ring ready, once, before `begin_flow`.
 
     Args:
         ring: float32 shared, RING_BYTES of dynamic memory on a GPU.
-        warp, warps: int32, its place in the block, and how many that has.
-        flowing, finishing: int32, of `role_of`.
+        warp: int32, its place in the block, below WARPS.
     """
-
-
-@primitive(_gpu_hand_over)
-def hand_over(ring, count, finishes):
-    """Tell that what this warp had to do for the sums of a tile is done, and wait for all warps where they are finished. Called by
-    all warps, for each tile. 0 says that nobody waited: cuda.syncthreads() has to stand in.
-
-    Args:
-        ring: of `open_flow`.
-        count: int32, tiles before this one.
-        finishes: this warp reads the sums.
-    """
-    return i32(0)
-
-
-@primitive(_gpu_take_back)
-def take_back(ring, count, multiplies, finishes):
-    """Tell that the sums of a tile were read, and wait until there is room for those of the next where this warp `multiplies`.
-    Others and the result as of `hand_over`."""
-    return i32(0)
 
 
 @primitive(_gpu_begin)
-def begin_flow(ring, weight, row, second, step, limit, line, lines, warp, turn, rest):
-    """Ask for the first weights of this warp, and behind `flow_operand` for the rest of what the ring holds: activations would wait
-    for all that was asked for before. One `flow_tile` after the other follows, from `row` on up to `limit`.
+def begin_flow(ring, weight, row, second, step, limit, line, lines, warp, turn):
+    """Ask for the first weights of this warp; one `flow_tile` after the other follows, from `row` on up to `limit`.
 
     Args:
         ring, warp: as in `open_flow`.
@@ -131,7 +88,6 @@ def begin_flow(ring, weight, row, second, step, limit, line, lines, warp, turn, 
         step, limit: int32, the next tile is at row + step, if that is below `limit`.
         line, lines: int32, of `lines_of`.
         turn: uint32, 0 at first, then what the last `flow_tile` returned.
-        rest: int32, 0 or 1.
     """
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kernels.lang import device_function, f32, i32, i64, u32
-from kernels.lang_bulk import barrier_arrive, barrier_begin, barrier_expect, barrier_wait, barriers_begun, copy_run, evict_first
+from kernels.lang_bulk import barrier_begin, barrier_expect, barrier_wait, barriers_begun, copy_run, evict_first
 from kernels.lang_mma import load16, mma_bfloat16, mma_float16, read16, ring_address
 from kernels.lang_warp import lane, warp_barrier
 
@@ -23,17 +23,11 @@ WARPS = 8
 STAGES = 3
 """Stages of a warp's ring."""
 
-EARLY = 1
-"""Stages of it that are asked for before activations are."""
-
 SLABS = 2
 """Slabs of a stage: 1 or 2, the two of a tile at once."""
 
 COLUMNS = 256
 """Columns of a stage: 128, 256 or 512."""
-
-SIDES = 3
-"""Tiles whose sums are kept at most: so far multiplying warps run ahead of those that finish."""
 
 _MOST_COLUMNS = 512
 _LINE = 64
@@ -45,8 +39,7 @@ _ROW_BYTES = 2 * COLUMNS
 _GAP = 64
 _SLAB_BYTES = 8 * _ROW_BYTES + 4 * _GAP
 _STAGE_BYTES = SLABS * _SLAB_BYTES
-_RING_BARRIERS = 8 * WARPS * STAGES
-_BARRIERS = (_RING_BARRIERS + 16 * SIDES + 127) // 128 * 128
+_BARRIERS = (WARPS * STAGES * 8 + 127) // 128 * 128
 _WARP_BYTES = STAGES * _STAGE_BYTES
 
 RING_BYTES = 16 + _BARRIERS + WARPS * _WARP_BYTES
@@ -114,60 +107,21 @@ def turned(turn, by):
     return after if after < u32(2 * STAGES) else u32(after - u32(2 * STAGES))
 
 
-def begin(ring, weight, row, second, step, limit, line, lines, warp, turn, rest):
+def begin(ring, weight, row, second, step, limit, line, lines, warp, turn):
     warp_barrier()
     for stage in range(STAGES):
         ahead = row + (i32(stage) >> i32(_TILE_SHIFT)) * step
-        if ahead < limit and (i32(stage) < i32(EARLY)) == (rest == i32(0)):
+        if ahead < limit:
             place, slot = i32(stage) & i32(_STAGES_OF_TILE - 1), slot_of(turned(turn, stage))
             ask(ring, weight, ahead, second, place, line, lines, warp, slot)
 
 
-@device_function
-def sums_barrier(ring, side, which):
-    """Of a side's sums: 0, they are there; 1, they were read."""
-    return u32(u32(ring_address(ring)) + u32(_RING_BARRIERS) + u32((side * i32(2) + i32(which)) * i32(8)))
-
-
-def open_ring(ring, warp, warps, flowing, finishing):
+def open_ring(ring, warp):
     if lane() == i32(0):
-        if warp < flowing:
-            for slot in range(STAGES):
-                barrier_begin(barrier_of(ring, warp, u32(slot)), u32(1))
-        if warp == i32(0):
-            for side in range(SIDES):
-                barrier_begin(sums_barrier(ring, i32(side), 0), u32(warps))
-                barrier_begin(sums_barrier(ring, i32(side), 1), u32(finishing))
+        for slot in range(STAGES):
+            barrier_begin(barrier_of(ring, warp, u32(slot)), u32(1))
         barriers_begun()
     warp_barrier()
-
-
-@device_function
-def side_of(count):
-    """(side, parity of its phase) of a tile by its number."""
-    rounds = i32(u32(count) // u32(SIDES))
-    return count - rounds * i32(SIDES), u32(rounds & i32(1))
-
-
-def hand_over(ring, count, finishes):
-    side, parity = side_of(count)
-    warp_barrier()
-    if lane() == i32(0):
-        barrier_arrive(sums_barrier(ring, side, 0))
-    if finishes:
-        barrier_wait(sums_barrier(ring, side, 0), parity)
-    return i32(1)
-
-
-def take_back(ring, count, multiplies, finishes):
-    if finishes:
-        warp_barrier()
-        if lane() == i32(0):
-            barrier_arrive(sums_barrier(ring, side_of(count)[0], 1))
-    if multiplies:
-        side, parity = side_of(count + i32(1))
-        barrier_wait(sums_barrier(ring, side, 1), u32(u32(1) - parity))
-    return i32(1)
 
 
 @device_function

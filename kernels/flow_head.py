@@ -3,21 +3,8 @@ column, as kernels/head.py has them."""
 
 from __future__ import annotations
 
-from kernels.flow import (
-    PARTIAL,
-    RING_BYTES,
-    SIDES,
-    WARPS,
-    begin_flow,
-    flow_operand,
-    flow_tile,
-    hand_over,
-    lines_of,
-    open_flow,
-    role_of,
-    take_back,
-)
-from kernels.flow_project import REGISTERS, flow_total
+from kernels.flow import PARTIAL, RING_BYTES, WARPS, begin_flow, flow_operand, flow_tile, lines_of, open_flow
+from kernels.flow_project import flow_total
 from kernels.lang import NEG_INF, cuda, f32, i32, kernel, u32
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_warp import lane, warp_size
@@ -30,7 +17,7 @@ _CELLS = WARPS * 2 * TILE
 _NONE = i32(2147483647)
 
 
-@kernel(writes=("logits", "best_value", "best_column"), max_registers=REGISTERS, overlap=True, early=("weight",), shared=RING_BYTES)
+@kernel(writes=("logits", "best_value", "best_column"), overlap=True, early=("weight",), shared=RING_BYTES)
 def flow_argmax(logits, best_value, best_column, x, weight, vocab_size, parts, num_rows):
     """logits[j] = x[j] @ weight.T; best_value[s, j], best_column[s, j] = the largest logit of stripe s and its lowest column.
 
@@ -47,8 +34,8 @@ def flow_argmax(logits, best_value, best_column, x, weight, vocab_size, parts, n
         parts: int32, warps that share a tile of 16 columns of the logits.
         num_rows: int32 [1], live rows.
 
-    Launch: up to WARPS warps, a multiple of `parts`, and FINISHERS more; S blocks. A block owns its stripe. Barriers are reached by
-    all its threads. Safe under capture. Oracle: oracle_fused.project_argmax.
+    Launch: up to WARPS warps, a multiple of `parts`; S blocks. A block owns its stripe. Barriers are reached by all its
+    threads. Safe under capture. Oracle: oracle_fused.project_argmax.
     """
     ring = cuda.shared.array(0, f32)
     partial = cuda.shared.array(PARTIAL, f32)
@@ -56,58 +43,45 @@ def flow_argmax(logits, best_value, best_column, x, weight, vocab_size, parts, n
     column_of = cuda.shared.array(_CELLS, i32)
     outputs, height, second = i32(weight.shape[0]), i32(2 * TILE_ROWS), i32(TILE_ROWS)
     stripe, stripes, grid = i32(cuda.blockIdx.x), i32(best_value.shape[0]), i32(cuda.gridDim.x)
-    warp, warps = warp_of_block(), warps_of_block()
-    flowing, finishing = role_of(warps)
-    parts = min(parts, flowing)
-    group, tiles = divide(warp, parts), divide(flowing, parts)
-    multiplies, finishes, finisher = warp < flowing, warp >= warps - finishing, warp - (warps - finishing)
-    flows, part = multiplies and group < tiles, warp - group * parts
+    warp, warps = warp_of_block(), min(warps_of_block(), i32(WARPS))
+    parts = min(parts, warps)
+    group, tiles = divide(warp, parts), divide(warps, parts)
+    flows, part = group < tiles, warp - group * parts
     line, lines = lines_of(i32(weight.shape[1]), part, parts)
     base, step = stripe * tiles * height, stripes * tiles * height
     first, turn = base + group * height, u32(0)
-    open_flow(ring, warp, warps, flowing, finishing)
     if flows:
-        begin_flow(ring, weight, first, second, step, outputs, line, lines, warp, turn, i32(0))
-    cuda.syncthreads()
+        open_flow(ring, warp)
+        begin_flow(ring, weight, first, second, step, outputs, line, lines, warp, turn)
     wait_for_launches()
     let_next_launch_start()
-    live, token, count = i32(num_rows[0]), i32(0), i32(0)
+    live, token = i32(num_rows[0]), i32(0)
     while stripe < stripes:
         while token < max(live, i32(1)):  # at least once: what was asked for must have come before the block ends
             if (token > i32(0) or stripe >= grid) and flows:
-                begin_flow(ring, weight, first, second, step, outputs, line, lines, warp, turn, i32(0))
-            if flows:
-                held = flow_operand(x, token, line)
-                begin_flow(ring, weight, first, second, step, outputs, line, lines, warp, turn, i32(1))
-            item, rows = finisher * warp_size() + lane(), min(live - token, i32(TILE_TOKENS))
-            while finishes and item < tiles * i32(2 * TILE):
-                value_of[item], column_of[item] = NEG_INF, _NONE
-                item += finishing * warp_size()
-            at, row = base, first
+                begin_flow(ring, weight, first, second, step, outputs, line, lines, warp, turn)
+            held = flow_operand(x, token, line)
+            item, rows = part * warp_size() + lane(), min(live - token, i32(TILE_TOKENS))
+            while flows and item < i32(2 * TILE):
+                value_of[group * i32(2 * TILE) + item], column_of[group * i32(2 * TILE) + item] = NEG_INF, _NONE
+                item += parts * warp_size()
+            at, row, side = base, first, i32(0)
             while at < outputs:
-                side = count - divide(count, i32(SIDES)) * i32(SIDES)
                 if flows and row < outputs:
                     to = (side * i32(WARPS) + warp) * i32(2 * TILE)
                     turn = flow_tile(ring, partial, to, held, x, token, weight, row, second, step, outputs, line, lines, warp, turn)
-                if hand_over(ring, count, finishes) == i32(0):
-                    cuda.syncthreads()
-                item = finisher * warp_size() + lane()
-                while finishes and item < tiles * i32(2 * TILE):
-                    n, slab, t = item & i32(TILE_ROWS - 1), (item >> i32(3)) & i32(1), (item >> i32(4)) & i32(TILE_TOKENS - 1)
-                    of_group = item >> i32(7)
-                    output, own = (
-                        at + of_group * height + slab * i32(TILE_ROWS) + n,
-                        (side * i32(WARPS) + of_group * parts) * i32(2 * TILE),
-                    )
-                    if t < rows and output < outputs:
-                        total = flow_total(partial, own + slab * i32(TILE) + t * i32(TILE_ROWS) + n, parts)
+                cuda.syncthreads()
+                item, own = part * warp_size() + lane(), (side * i32(WARPS) + warp - part) * i32(2 * TILE)
+                while flows and item < rows * i32(2 * TILE_ROWS):
+                    n, slab, t = item & i32(TILE_ROWS - 1), (item >> i32(3)) & i32(1), item >> i32(4)
+                    output = row + slab * i32(TILE_ROWS) + n
+                    if output < outputs:
+                        total = flow_total(partial, own, parts, slab * i32(TILE) + t * i32(TILE_ROWS) + n)
                         logits[token + t, output] = total
-                        if output < vocab_size and total > value_of[item]:
-                            value_of[item], column_of[item] = total, output
-                    item += finishing * warp_size()
-                if take_back(ring, count, multiplies, finishes) == i32(0):
-                    cuda.syncthreads()
-                count += i32(1)
+                        if output < vocab_size and total > value_of[group * i32(2 * TILE) + item]:
+                            value_of[group * i32(2 * TILE) + item], column_of[group * i32(2 * TILE) + item] = total, output
+                    item += parts * warp_size()
+                side = i32(1) - side
                 at += step
                 row += step
             cuda.syncthreads()

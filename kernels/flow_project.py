@@ -8,16 +8,12 @@ from kernels.exponential import exp
 from kernels.flow import (
     PARTIAL,
     RING_BYTES,
-    SIDES,
     WARPS,
     begin_flow,
     flow_operand,
     flow_tile,
-    hand_over,
     lines_of,
     open_flow,
-    role_of,
-    take_back,
 )
 from kernels.lang import cuda, device_function, f32, i32, kernel, u32
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
@@ -26,17 +22,24 @@ from kernels.lang_warp import lane, warp_size
 from kernels.project import divide, warp_of_block, warps_of_block
 from kernels.tile import TILE, TILE_ROWS, TILE_TOKENS
 
-REGISTERS = 168
-"""What a multiprocessor has for each thread of a block."""
 
-
-_SCALES = 2 * TILE_TOKENS
+@device_function
+def scales(scale, squares, token, width, eps, scaled):
+    """scale[t] = 1 / rms of row token + t, a warp a row; 1 for rows that were normalised before."""
+    t = warp_of_block()
+    while t < i32(TILE_TOKENS):
+        factor = f32(1.0)
+        if scaled == i32(0) and token + t < i32(squares.shape[0]):
+            factor = row_scale(squares, token + t, width, eps)
+        if lane() == 0:
+            scale[t] = factor
+        t += warps_of_block()
 
 
 @device_function
-def flow_total(partial, at, parts):
-    """Sum of one element of a tile over its parts, in order; `at`: where that of the first of them lies."""
-    total = f32(0.0)
+def flow_total(partial, first, parts, place):
+    """Sum of one element of a tile over its parts, in order; `first`: where the sums of the first of them begin."""
+    total, at = f32(0.0), first + place
     for _part in range(parts):
         total += partial[at]
         at += i32(2 * TILE)
@@ -49,70 +52,51 @@ def flow_rows(ring, partial, scale, out, x, squares, weight, eps, scaled, parts,
     silu(first) * second; else it is of the next eight."""
     outputs, width, height = i32(weight.shape[0]) >> gated, i32(weight.shape[1]), (i32(2) >> gated) * i32(TILE_ROWS)
     second = outputs if gated > i32(0) else i32(TILE_ROWS)
-    warp, warps = warp_of_block(), warps_of_block()
-    flowing, finishing = role_of(warps)
-    parts = min(parts, flowing)
-    group, tiles = divide(warp, parts), divide(flowing, parts)
-    multiplies, finishes, finisher = warp < flowing, warp >= warps - finishing, warp - (warps - finishing)
-    flows, part = multiplies and group < tiles, warp - group * parts
-    line, lines = lines_of(width, part, parts)
+    warp, warps = warp_of_block(), min(warps_of_block(), i32(WARPS))
+    parts = min(parts, warps)
+    group, tiles = divide(warp, parts), divide(warps, parts)
+    flows, part = group < tiles, warp - group * parts
+    line, lines = lines_of(i32(weight.shape[1]), part, parts)
     base, step = i32(cuda.blockIdx.x) * tiles * height, i32(cuda.gridDim.x) * tiles * height
     first, turn = base + group * height, u32(0)
-    open_flow(ring, warp, warps, flowing, finishing)
     if flows:
-        begin_flow(ring, weight, first, second, step, outputs, line, lines, warp, turn, i32(0))
-    cuda.syncthreads()
+        open_flow(ring, warp)
+        begin_flow(ring, weight, first, second, step, outputs, line, lines, warp, turn)
     wait_for_launches()
     let_next_launch_start()
-    live, token, count, item_bits = i32(num_tokens[0]), i32(0), i32(0), i32(7) - gated
+    live, token = i32(num_tokens[0]), i32(0)
     while token < max(live, i32(1)):  # at least once: what was asked for must have come before the block ends
         if token > i32(0) and flows:
-            begin_flow(ring, weight, first, second, step, outputs, line, lines, warp, turn, i32(0))
-        if flows:
-            held = flow_operand(x, token, line)
-            begin_flow(ring, weight, first, second, step, outputs, line, lines, warp, turn, i32(1))
-        own_scale = scale[token & i32(TILE_TOKENS) :]  # a warp may still be at the eight rows before
-        t = finisher
-        while finishes and t < i32(TILE_TOKENS):
-            factor = f32(1.0)
-            if scaled == i32(0) and token + t < i32(squares.shape[0]):
-                factor = row_scale(squares, token + t, width, eps)
-            if lane() == 0:
-                own_scale[t] = factor
-            t += finishing
-        at, row, rows = base, first, min(live - token, i32(TILE_TOKENS))
+            begin_flow(ring, weight, first, second, step, outputs, line, lines, warp, turn)
+        held = flow_operand(x, token, line)
+        scales(scale, squares, token, width, eps, scaled)
+        at, row, side, rows = base, first, i32(0), min(live - token, i32(TILE_TOKENS))
         while at < outputs:
-            side = count - divide(count, i32(SIDES)) * i32(SIDES)
             if flows and row < outputs:
                 to = (side * i32(WARPS) + warp) * i32(2 * TILE)
                 turn = flow_tile(ring, partial, to, held, x, token, weight, row, second, step, outputs, line, lines, warp, turn)
-            if hand_over(ring, count, finishes) == i32(0):
-                cuda.syncthreads()
-            item = finisher * warp_size() + lane()
-            while finishes and item < tiles << item_bits:
+            cuda.syncthreads()
+            item, own = part * warp_size() + lane(), (side * i32(WARPS) + warp - part) * i32(2 * TILE)
+            while flows and item < (rows * i32(TILE_ROWS)) << (i32(1) - gated):
                 n, slab = item & i32(TILE_ROWS - 1), (item >> i32(3)) & (i32(1) - gated)
-                t, of_group = (item >> (i32(4) - gated)) & i32(TILE_TOKENS - 1), item >> item_bits
-                output, own = (
-                    at + of_group * height + slab * i32(TILE_ROWS) + n,
-                    (side * i32(WARPS) + of_group * parts) * i32(2 * TILE),
-                )
-                if t < rows and output < outputs:
-                    place = own + t * i32(TILE_ROWS) + n
-                    total = flow_total(partial, place + slab * i32(TILE), parts) * own_scale[t]
+                t = item >> (i32(4) - gated)
+                output = row + slab * i32(TILE_ROWS) + n
+                if output < outputs:
+                    place = t * i32(TILE_ROWS) + n
+                    total = flow_total(partial, own, parts, slab * i32(TILE) + place) * scale[t]
                     if gated > i32(0):
-                        up = flow_total(partial, place + i32(TILE), parts) * own_scale[t]
+                        up = flow_total(partial, own, parts, i32(TILE) + place) * scale[t]
                         total = total / (f32(1.0) + exp(-total)) * up
                     out[token + t, output] = narrow(total, out)
-                item += finishing * warp_size()
-            if take_back(ring, count, multiplies, finishes) == i32(0):
-                cuda.syncthreads()
-            count += i32(1)
+                item += parts * warp_size()
+            side = i32(1) - side
             at += step
             row += step
+        cuda.syncthreads()
         token += i32(TILE_TOKENS)
 
 
-@kernel(writes=("out",), max_registers=REGISTERS, overlap=True, early=("weight",), shared=RING_BYTES)
+@kernel(writes=("out",), overlap=True, early=("weight",), shared=RING_BYTES)
 def flow_project(out, x, squares, weight, eps, scaled, parts, num_tokens):
     """out[t] = x[t] @ weight.T / rms[t] for the live tokens, with rms from the sums of squares; scaled 1: not divided by it.
 
@@ -126,16 +110,16 @@ def flow_project(out, x, squares, weight, eps, scaled, parts, num_tokens):
         parts: int32, warps that share a tile of 16 outputs.
         num_tokens: int32 [1], live rows.
 
-    Launch: up to WARPS warps, a multiple of `parts`, and FINISHERS more; any grid, at best a block on each multiprocessor. A block
-    owns its tiles of `out`. Barriers are reached by all its threads. Safe under capture. Oracle: oracle_fused.norm_project.
+    Launch: up to WARPS warps, a multiple of `parts`; any grid, at best a block on each multiprocessor. A block owns its tiles of
+    `out`. Barriers are reached by all its threads. Safe under capture. Oracle: oracle_fused.norm_project.
     """
     ring = cuda.shared.array(0, f32)
     partial = cuda.shared.array(PARTIAL, f32)
-    scale = cuda.shared.array(_SCALES, f32)
+    scale = cuda.shared.array(TILE_TOKENS, f32)
     flow_rows(ring, partial, scale, out, x, squares, weight, eps, scaled, parts, i32(0), num_tokens)
 
 
-@kernel(writes=("out",), max_registers=REGISTERS, overlap=True, early=("weight",), shared=RING_BYTES)
+@kernel(writes=("out",), overlap=True, early=("weight",), shared=RING_BYTES)
 def flow_gate_up(out, x, squares, weight, eps, scaled, parts, num_tokens):
     """out[t] = silu(gate) * up, with (gate, up) = x[t] @ weight.T / rms[t], for the live tokens.
 
@@ -149,5 +133,5 @@ def flow_gate_up(out, x, squares, weight, eps, scaled, parts, num_tokens):
     """
     ring = cuda.shared.array(0, f32)
     partial = cuda.shared.array(PARTIAL, f32)
-    scale = cuda.shared.array(_SCALES, f32)
+    scale = cuda.shared.array(TILE_TOKENS, f32)
     flow_rows(ring, partial, scale, out, x, squares, weight, eps, scaled, parts, i32(1), num_tokens)

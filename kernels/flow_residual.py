@@ -2,21 +2,8 @@
 
 from __future__ import annotations
 
-from kernels.flow import (
-    PARTIAL,
-    RING_BYTES,
-    SIDES,
-    WARPS,
-    begin_flow,
-    flow_operand,
-    flow_tile,
-    hand_over,
-    lines_of,
-    open_flow,
-    role_of,
-    take_back,
-)
-from kernels.flow_project import REGISTERS, flow_total
+from kernels.flow import PARTIAL, RING_BYTES, WARPS, begin_flow, flow_operand, flow_tile, lines_of, open_flow
+from kernels.flow_project import flow_total
 from kernels.lang import cuda, device_function, f32, i32, kernel, u32
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_storage import narrow
@@ -29,55 +16,43 @@ from kernels.tile import TILE, TILE_ROWS, TILE_TOKENS
 def flow_add(ring, partial, residual, normed, squares, x, weight, gain, parts, num_tokens, features, column):
     """What the two kernels below do; `features` None: no tap."""
     outputs, height, second = i32(weight.shape[0]), i32(2 * TILE_ROWS), i32(TILE_ROWS)
-    warp, warps = warp_of_block(), warps_of_block()
-    flowing, finishing = role_of(warps)
-    parts = min(parts, flowing)
-    group, tiles = divide(warp, parts), divide(flowing, parts)
-    multiplies, finishes, finisher = warp < flowing, warp >= warps - finishing, warp - (warps - finishing)
-    flows, part = multiplies and group < tiles, warp - group * parts
+    warp, warps = warp_of_block(), min(warps_of_block(), i32(WARPS))
+    parts = min(parts, warps)
+    group, tiles = divide(warp, parts), divide(warps, parts)
+    flows, part = group < tiles, warp - group * parts
     line, lines = lines_of(i32(weight.shape[1]), part, parts)
     base, step = i32(cuda.blockIdx.x) * tiles * height, i32(cuda.gridDim.x) * tiles * height
     first, turn = base + group * height, u32(0)
-    octet = divide(finisher * warp_size() + lane(), octet_size())
-    octets = divide(finishing * warp_size(), octet_size())
-    own_t, own_place = (octet >> i32(1)) & i32(TILE_TOKENS - 1), (octet & i32(1)) * i32(TILE_ROWS) + octet_lane()
-    own_place += (octet >> i32(4)) * height
-    open_flow(ring, warp, warps, flowing, finishing)
+    octet, octets = divide(part * warp_size() + lane(), octet_size()), divide(parts * warp_size(), octet_size())
+    own_t, own_slab = octet >> i32(1), octet & i32(1)
     if flows:
-        begin_flow(ring, weight, first, second, step, outputs, line, lines, warp, turn, i32(0))
-    cuda.syncthreads()
+        open_flow(ring, warp)
+        begin_flow(ring, weight, first, second, step, outputs, line, lines, warp, turn)
     wait_for_launches()
     let_next_launch_start()
-    live, token, count = i32(num_tokens[0]), i32(0), i32(0)
+    live, token = i32(num_tokens[0]), i32(0)
     while token < max(live, i32(1)):  # at least once: what was asked for must have come before the block ends
         if token > i32(0) and flows:
-            begin_flow(ring, weight, first, second, step, outputs, line, lines, warp, turn, i32(0))
-        if flows:
-            held = flow_operand(x, token, line)
-            begin_flow(ring, weight, first, second, step, outputs, line, lines, warp, turn, i32(1))
-        at, row, rows = base, first, min(live - token, i32(TILE_TOKENS))
+            begin_flow(ring, weight, first, second, step, outputs, line, lines, warp, turn)
+        held = flow_operand(x, token, line)
+        at, row, side, rows = base, first, i32(0), min(live - token, i32(TILE_TOKENS))
         while at < outputs:
-            side = count - divide(count, i32(SIDES)) * i32(SIDES)
+            before, factor, own_output = f32(0.0), f32(0.0), row + own_slab * i32(TILE_ROWS) + octet_lane()
+            if flows and own_t < rows and own_output < outputs:  # asked for now, so that nobody waits for it behind the product
+                before, factor = residual[token + own_t, own_output], gain[own_output]
             if flows and row < outputs:
                 to = (side * i32(WARPS) + warp) * i32(2 * TILE)
                 turn = flow_tile(ring, partial, to, held, x, token, weight, row, second, step, outputs, line, lines, warp, turn)
-            before, factor = f32(0.0), f32(0.0)
-            if finishes and own_t < rows and at + own_place < outputs:  # asked for now, so that nobody waits for it behind the sums
-                before, factor = residual[token + own_t, at + own_place], gain[at + own_place]
-            if hand_over(ring, count, finishes) == i32(0):
-                cuda.syncthreads()
-            item = octet
-            while finishes and item - (item & i32(3)) < tiles << i32(4):  # whole warps: octet_sum wants all lanes
-                t, slab, squared, n = (item >> i32(1)) & i32(TILE_TOKENS - 1), item & i32(1), f32(0.0), octet_lane()
-                of_group = item >> i32(4)
-                start = at + of_group * height + slab * i32(TILE_ROWS)
-                own = (side * i32(WARPS) + of_group * parts) * i32(2 * TILE) + slab * i32(TILE) + t * i32(TILE_ROWS)
+            cuda.syncthreads()
+            item, own = octet, (side * i32(WARPS) + warp - part) * i32(2 * TILE)
+            while flows and item - (item & i32(3)) < rows * i32(2):  # whole warps: octet_sum wants all lanes
+                t, slab, squared, n = item >> i32(1), item & i32(1), f32(0.0), octet_lane()
                 while n < i32(TILE_ROWS):
-                    output = start + n
-                    if t < rows and of_group < tiles and output < outputs:
+                    output = row + slab * i32(TILE_ROWS) + n
+                    if t < rows and output < outputs:
                         mine = item == octet and n == octet_lane()
                         value = before if mine else residual[token + t, output]
-                        value += flow_total(partial, own + n, parts)
+                        value += flow_total(partial, own, parts, slab * i32(TILE) + t * i32(TILE_ROWS) + n)
                         residual[token + t, output] = value
                         normed[token + t, output] = narrow(value * (factor if mine else gain[output]), normed)
                         if features is not None:
@@ -85,18 +60,18 @@ def flow_add(ring, partial, residual, normed, squares, x, weight, gain, parts, n
                         squared += value * value
                     n += octet_size()
                 squared = octet_sum(squared)
-                if octet_lane() == 0 and t < rows and of_group < tiles and start < outputs:
-                    squares[token + t, divide(start, i32(TILE_ROWS))] = squared
+                output = row + slab * i32(TILE_ROWS)
+                if octet_lane() == 0 and t < rows and output < outputs:
+                    squares[token + t, divide(output, i32(TILE_ROWS))] = squared
                 item += octets
-            if take_back(ring, count, multiplies, finishes) == i32(0):
-                cuda.syncthreads()
-            count += i32(1)
+            side = i32(1) - side
             at += step
             row += step
+        cuda.syncthreads()
         token += i32(TILE_TOKENS)
 
 
-@kernel(writes=("residual", "normed", "squares"), max_registers=REGISTERS, overlap=True, early=("weight",), shared=RING_BYTES)
+@kernel(writes=("residual", "normed", "squares"), overlap=True, early=("weight",), shared=RING_BYTES)
 def flow_residual(residual, normed, squares, x, weight, gain, parts, num_tokens):
     """residual[t] += x[t] @ weight.T for the live tokens; normed = residual * gain, and squares, of the new residual.
 
@@ -117,13 +92,7 @@ def flow_residual(residual, normed, squares, x, weight, gain, parts, num_tokens)
     flow_add(ring, partial, residual, normed, squares, x, weight, gain, parts, num_tokens, None, i32(0))
 
 
-@kernel(
-    writes=("residual", "normed", "squares", "features"),
-    max_registers=REGISTERS,
-    overlap=True,
-    early=("weight",),
-    shared=RING_BYTES,
-)
+@kernel(writes=("residual", "normed", "squares", "features"), overlap=True, early=("weight",), shared=RING_BYTES)
 def flow_residual_tap(residual, normed, squares, features, x, weight, gain, column, parts, num_tokens):
     """`flow_residual`, and features[t, column : column + N] = the new residual.
 

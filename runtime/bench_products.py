@@ -17,7 +17,6 @@ import numpy as np
 
 from graphs.flow_ops import FlowLayout, flow_layouts_of
 from graphs.fused_ops import HEAD_THREADS, Layout, layouts_of, stripes_of
-from kernels.flow import FINISHERS
 from kernels.flow_head import flow_argmax
 from kernels.flow_project import flow_gate_up, flow_project
 from kernels.flow_residual import flow_residual
@@ -199,7 +198,7 @@ class ProductBench:
         def multiply(weight: Any, layout: Any) -> None:
             arguments = (self.out, self.x, squares, weight, 0.0, 0, layout.parts, self.live)
             if isinstance(layout, FlowLayout):
-                self.stream.launch(flow_project, layout.grid, 32 * (layout.warps + FINISHERS), *arguments)
+                self.stream.launch(flow_project, layout.grid, 32 * layout.warps, *arguments)
                 return
             kernel = norm_project if layout.slabs == 1 else norm_project_two
             self.stream.launch(layout.kernel(kernel), layout.grid, 32 * (layout.warps + 1), *arguments)
@@ -213,7 +212,7 @@ class ProductBench:
         def multiply(weight: Any, layout: Any) -> None:
             arguments = (activated, self.x, squares, weight, 0.0, 0, layout.parts, self.live)
             if isinstance(layout, FlowLayout):
-                self.stream.launch(flow_gate_up, layout.grid, 32 * (layout.warps + FINISHERS), *arguments)
+                self.stream.launch(flow_gate_up, layout.grid, 32 * layout.warps, *arguments)
                 return
             self.stream.launch(layout.kernel(norm_gate_up), layout.grid, 32 * (layout.warps + 1), *arguments)
 
@@ -227,7 +226,7 @@ class ProductBench:
         def multiply(weight: Any, layout: Any) -> None:
             arguments = (self.out, normed, squares, self.x, weight, gain, layout.parts, self.live)
             if isinstance(layout, FlowLayout):
-                self.stream.launch(flow_residual, layout.grid, 32 * (layout.warps + FINISHERS), *arguments)
+                self.stream.launch(flow_residual, layout.grid, 32 * layout.warps, *arguments)
                 return
             kernel = project_residual if layout.slabs == 1 else project_residual_two
             self.stream.launch(layout.kernel(kernel), layout.grid, 32 * layout.warps, *arguments)
@@ -243,7 +242,7 @@ class ProductBench:
             if isinstance(layout, FlowLayout):
                 best = value[: layout.grid], column[: layout.grid]
                 flowing = (self.out, *best, self.x, weight, outputs, layout.parts, self.live)
-                self.stream.launch(flow_argmax, layout.grid, 32 * (layout.warps + FINISHERS), *flowing)
+                self.stream.launch(flow_argmax, layout.grid, 32 * layout.warps, *flowing)
                 return
             arguments = (self.out, value, column, self.x, weight, outputs, self.live)
             self.stream.launch(project_argmax, stripes, HEAD_THREADS, *arguments)

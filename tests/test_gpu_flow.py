@@ -43,11 +43,10 @@ def test_tiles(storage: str, rows: int, outputs: int, depth: int, line: int, lin
     own = np.int32(line), np.int32(lines), place
 
     def twice() -> None:
-        module.open_ring(RING, place, np.int32(12), np.int32(8), np.int32(4))
+        module.open_ring(RING, place)
         turn = np.uint32(0)
         for time, token in enumerate((np.int32(0), np.int32(2))):
-            module.BEGIN[kind](RING, weight, np.int32(0), np.int32(second), step, np.int32(limit), *own, turn, np.int32(0))
-            module.BEGIN[kind](RING, weight, np.int32(0), np.int32(second), step, np.int32(limit), *own, turn, np.int32(1))
+            module.BEGIN[kind](RING, weight, np.int32(0), np.int32(second), step, np.int32(limit), *own, turn)
             held = module.OPERAND[kind](x, token, np.int32(line))
             for tile, first in enumerate(firsts):
                 sums, tiles = partial[time, tile], (np.int32(first), np.int32(second), step, np.int32(limit))
@@ -78,28 +77,20 @@ def plain(**members: Any) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize(
-    ("warps", "outputs", "depth", "rows", "parts", "gated"), [(12, 70, 512, 2, 8, 0), (7, 64, 256, 9, 1, 1), (1, 24, 128, 3, 1, 0)]
-)
-def test_block(warps: int, outputs: int, depth: int, rows: int, parts: int, gated: int) -> None:
-    """All warps of a block: those that multiply run ahead of those that finish, by as many tiles as there are sides; a single warp
-    does both."""
+def block(warps: int, outputs: int, depth: int, rows: int, parts: int, gated: int) -> tuple[Warp, np.ndarray, np.ndarray]:
+    """(the emulator, out, what is expected of its live rows) of one block."""
     warp = Warp(warps)
     gpu = gpu_module("flow_gpu", warp)
     flow = plain(
-        **{name: getattr(kernel_flow, name) for name in ("FINISHERS", "PARTIAL", "RING_BYTES", "SIDES", "WARPS")},
+        **{name: getattr(kernel_flow, name) for name in ("PARTIAL", "RING_BYTES", "WARPS")},
         open_flow=gpu.open_ring,
         begin_flow=gpu.begin,
         flow_operand=gpu.operand,
         flow_tile=gpu.TILE_OF["uint16", "uint16"],
-        hand_over=gpu.hand_over,
-        take_back=gpu.take_back,
         lines_of=source_of(kernel_flow.lines_of),
-        role_of=source_of(kernel_flow.role_of),
     )
-    divide = lambda a, b: np.int32(int(a) // int(b))  # noqa: E731
     project = plain(
-        divide=divide,
+        divide=lambda a, b: np.int32(int(a) // int(b)),
         warp_of_block=lambda: np.int32(warp.threadIdx.x // 32),
         warps_of_block=lambda: np.int32(warps),
     )
@@ -114,7 +105,7 @@ def test_block(warps: int, outputs: int, depth: int, rows: int, parts: int, gate
     module = gpu_module("flow_project", warp, **others)
     x, weight = stored(floats(1, rows + 1, depth), "bfloat16"), stored(floats(3, outputs, depth), "bfloat16")
     out = np.full((rows + 1, outputs >> gated), -7, np.float32)
-    partial, scale = np.full(kernel_flow.PARTIAL, np.nan, np.float32), np.full(16, np.nan, np.float32)
+    partial, scale = np.full(kernel_flow.PARTIAL, np.nan, np.float32), np.full(8, np.nan, np.float32)
     squares, live = np.zeros((rows + 1, 1), np.float32), np.array([rows], np.int32)
     last = weight, np.float32(0), np.int32(0), np.int32(parts), np.int32(gated), live
     warp.run(lambda: module.flow_rows(RING, partial, scale, out, x, squares, *last))
@@ -122,5 +113,22 @@ def test_block(warps: int, outputs: int, depth: int, rows: int, parts: int, gate
     if gated:
         gate, up = np.split(expected, 2, axis=1)
         expected = gate / (1 + np.exp(-gate)) * up
+    return warp, out, expected
+
+
+@pytest.mark.parametrize(
+    ("warps", "outputs", "depth", "rows", "parts", "gated"), [(8, 70, 512, 2, 8, 0), (3, 64, 256, 9, 1, 1), (1, 24, 128, 3, 1, 0)]
+)
+def test_block(warps: int, outputs: int, depth: int, rows: int, parts: int, gated: int) -> None:
+    """All warps of a block, several to a tile or several tiles at once; more rows than eight; both sides of the sums."""
+    _, out, expected = block(warps, outputs, depth, rows, parts, gated)
     np.testing.assert_allclose(out[:rows], expected, rtol=1e-3, atol=1e-2)
     assert (out[rows] == -7).all()
+
+
+@pytest.mark.parametrize("rows", [0, 9])
+def test_nothing_is_under_way_when_a_block_ends(rows: int) -> None:
+    """Its shared memory is another's then."""
+    warp, out, _ = block(2, 40, 128, rows, 2, 0)
+    assert (out[rows:] == -7).all()
+    assert warp.runs_under_way() == 0

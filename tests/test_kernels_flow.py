@@ -13,11 +13,10 @@ from kernels.flow_head import flow_argmax
 from kernels.flow_project import flow_gate_up, flow_project
 from kernels.flow_residual import flow_residual, flow_residual_tap
 from kernels.head import best_of_stripes
-from tests.fused_cases import EPS, STORAGE, check, out_of, warps, wide_args
+from tests.fused_cases import EPS, LAUNCHES, STORAGE, check, out_of, wide_args
 from tests.kernel_cases import Launch, floats, guarded, live, poisoned, untouched
 from tests.storage_cases import stored
 
-LAUNCHES = warps((2, 12), (3, 7))  # four of them finish what the others summed
 CASES = pytest.mark.parametrize(
     ("outputs", "depth", "count", "capacity", "parts"),
     [
