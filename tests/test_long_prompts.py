@@ -26,7 +26,11 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def last_logits(model: TinyModel, chunk: int, *, others: bool = False, **settings: Any) -> np.ndarray:
     """Of the last row of the prompt, prefilled in chunks; others: short requests are decoded beside it."""
-    sizes = {"scheduler__max_model_len": 224, "scheduler__max_num_batched_tokens": chunk, "scheduler__block_size": 16}
+    sizes: dict[str, Any] = {
+        "scheduler__max_model_len": 224,
+        "scheduler__max_num_batched_tokens": chunk,
+        "scheduler__block_size": 16,
+    }
     with open_tiny(model.path, k=0, runner__async=False, graphs__ops="fused", **sizes, **settings) as engine:
         for prompt in ([5, 6, 7], [9]) if others else ():
             engine.submit(prompt, SamplingParams(max_tokens=20, ignore_eos=True))
