@@ -17,9 +17,8 @@ from graphs.arrays import DecoderShape, LayerArrays
 from graphs.flow_ops import FlowLayout, flow_layouts_of
 from graphs.launch import Array
 from graphs.ops import AttentionOps, ForwardPass
-from graphs.plain_ops import Stripes, norm_threads, record_argmax
-from graphs.wide_ops import Exchange, WideLayout, wide_layouts_of
-from kernels.add_norm import add_norm, add_norm_tap
+from graphs.plain_ops import Stripes, norm_threads, record_add_norm, record_argmax
+from graphs.wide_ops import WideLayout, wide_layouts_of
 from kernels.attend_step import MAX_HEAD_DIM
 from kernels.behind_product import EIGHT, add_squares, norm_swiglu
 from kernels.bias import add_bias
@@ -166,7 +165,6 @@ class FusedScratch:
     squares: Array  # float32 [T, ceil(H / 8)]
     best_value: Array  # float32 [stripes, J]
     best_column: Array  # int32 [stripes, J]
-    exchange: Exchange | None = None  # where a wide product may be taken
 
 
 @dataclass(frozen=True)
@@ -200,7 +198,7 @@ class FusedOps:
         layout, eps = self._layout("qkv", layer.qkv), run.model.shape.rms_norm_eps
         if layout is None:
             run.launch.matmul(qkv, run.scratch.normed[:tokens], layer.qkv, run.live)
-        elif isinstance(layout, FlowLayout | WideLayout):
+        elif isinstance(layout, FlowLayout):
             layout.record_project(run, qkv, *self._product_input(run), layer.qkv, self._scaled(run))
         else:
             threads = 32 * (layout.warps + 1)
@@ -223,6 +221,9 @@ class FusedOps:
     def gate_up(self, run: ForwardPass, layer: LayerArrays) -> None:
         """Residual -> norm -> scratch.activated."""
         activated, eps = run.scratch.activated[: run.num_tokens], run.model.shape.rms_norm_eps
+        if isinstance(wide := self.layouts.get("gate_up"), WideLayout):
+            wide.record_gate_up(run, layer)
+            return
         layout = self._layout("gate_up", layer.gate_up)
         if layout is None:
             normed, squares = self._product_input(run)
@@ -231,7 +232,7 @@ class FusedOps:
             behind = (activated, gate_up, squares, normed.shape[1], eps, int(self._whole_norm(run, "out")), run.live)
             run.launch.launch(norm_swiglu, _sharing_grid(activated), _SHARING_THREADS, *behind)
             return
-        if isinstance(layout, FlowLayout | WideLayout):
+        if isinstance(layout, FlowLayout):
             layout.record_gate_up(run, *self._product_input(run), layer, self._scaled(run))
             return
         threads = 32 * (layout.warps + 1)
@@ -277,15 +278,16 @@ class FusedOps:
     def _product_input(self, run: ForwardPass) -> tuple[Array, Array]:
         return self._residual_and_norm(run)[1:]
 
-    def _layout(self, name: str, weight: Array) -> Form | None:
+    def _layout(self, name: str, weight: Array) -> Layout | FlowLayout | None:
         layout = self.layouts[name] if name in self.layouts else layouts_of(name, *weight.shape)[0]
-        return replace(layout, exchange=self.scratch.exchange) if isinstance(layout, WideLayout) else layout
+        assert not isinstance(layout, WideLayout), f"{name}: gate and up alone have a wide form"
+        return layout
 
     def _project_residual(self, run: ForwardPass, name: str, x: Array, weight: Array, norm: Array) -> None:
-        layout, written, eps = self._layout(name, weight), self._residual_and_norm(run), run.model.shape.rms_norm_eps
+        layout, written = self._layout(name, weight), self._residual_and_norm(run)
         tokens, launch, whole = run.num_tokens, run.launch, self._whole_norm(run, name)
         tap = run.tap if name == "down" else None
-        if isinstance(layout, FlowLayout | WideLayout):
+        if isinstance(layout, FlowLayout):
             layout.record_residual(run, written, x, weight, norm, tapped=tap is not None)
             if whole:
                 self._norm(run, norm)
@@ -302,19 +304,14 @@ class FusedOps:
             if whole:
                 self._norm(run, norm)
             return
-        projected, (residual, normed, _) = run.scratch.projected[:tokens], written
+        projected = run.scratch.projected[:tokens]
         launch.matmul(projected, x, weight, run.live)
-        if not whole:
-            launch.launch(add_squares, _sharing_grid(projected), _SHARING_THREADS, *written, projected, norm, run.live)
-            if tap is not None:
-                run.record_tap()
+        if whole:
+            record_add_norm(run, norm, tap)
             return
-        threads = norm_threads(-(-normed.shape[1] // EIGHT))
-        if tap is None:
-            launch.launch(add_norm, tokens, threads, residual, normed, projected, norm, eps, run.live)
-        else:
-            arguments = (residual, normed, tap.features[:tokens], projected, norm, eps, tap.column, run.live)
-            launch.launch(add_norm_tap, tokens, threads, *arguments)
+        launch.launch(add_squares, _sharing_grid(projected), _SHARING_THREADS, *written, projected, norm, run.live)
+        if tap is not None:
+            run.record_tap()
 
     def _scaled(self, run: ForwardPass) -> int:
         """float16: the residual may leave its range, its norm does not."""
@@ -322,8 +319,10 @@ class FusedOps:
 
     def _whole_norm(self, run: ForwardPass, name: str) -> bool:
         """Is scratch.normed the norm itself behind `name`? In front of a library's qkv nobody else would divide by the rms, and
-        between two of the library's products the whole norm costs no more than what it needs."""
+        between two of the library's products the whole norm costs no more than what it needs. A wide product takes nothing else."""
         behind = ("qkv",) if name == "down" else ("out", "gate_up")
+        if name == "out" and isinstance(self.layouts.get("gate_up"), WideLayout):
+            return True
         return bool(self._scaled(run)) or all(self.layouts.get(product, _OURS) is None for product in behind)
 
     def _norm(self, run: ForwardPass, gain: Array) -> None:

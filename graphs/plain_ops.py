@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from graphs.arrays import LayerArrays
 from graphs.launch import Array
 from graphs.ops import AttentionOps, ForwardPass
-from kernels.add_norm import add_norm
+from graphs.taps import Tap
+from kernels.add_norm import add_norm, add_norm_tap
 from kernels.argmax import argmax, stripe_argmax
 from kernels.attention import paged_attention
 from kernels.behind_product import EIGHT
@@ -48,6 +49,18 @@ class Stripes:
         """Fewer and longer stripes of many rows: a block costs even so. No result depends on it."""
         count = min(self.best_value.shape[0], -(-_ARGMAX_BLOCKS // rows))
         return self.best_value[:count], self.best_column[:count]
+
+
+def record_add_norm(run: ForwardPass, norm: Array, tap: Tap | None) -> None:
+    """residual += scratch.projected, to the tap as well; its norm -> scratch.normed: eight columns a thread, in one launch."""
+    tokens, eps = run.num_tokens, run.model.shape.rms_norm_eps
+    normed, projected = run.scratch.normed[:tokens], run.scratch.projected[:tokens]
+    threads = norm_threads(-(-normed.shape[1] // EIGHT))
+    if tap is None:
+        run.launch.launch(add_norm, tokens, threads, run.residual, normed, projected, norm, eps, run.live)
+        return
+    arguments = (run.residual, normed, tap.features[:tokens], projected, norm, eps, tap.column, run.live)
+    run.launch.launch(add_norm_tap, tokens, threads, *arguments)
 
 
 def record_argmax(run: ForwardPass, num_logits: int, stripes: Stripes | None) -> None:
@@ -110,7 +123,8 @@ class PlainOps:
 
     def embed(self, run: ForwardPass, norm: Array) -> None:
         launch, tokens = run.launch, run.num_tokens
-        launch.launch(embed, tokens, THREADS, run.residual, run.model.embed, run.step.input_token_ids[:tokens], run.live)
+        columns = THREADS if self.stripes is None else norm_threads(-(-run.residual.shape[1] // EIGHT))
+        launch.launch(embed, tokens, columns, run.residual, run.model.embed, run.step.input_token_ids[:tokens], run.live)
         eps = run.model.shape.rms_norm_eps
         threads = norm_threads(run.residual.shape[1])
         launch.launch(rms_norm, tokens, threads, run.scratch.normed[:tokens], run.residual, norm, eps, run.live)
@@ -135,8 +149,7 @@ class PlainOps:
         blocks = -(-activated.shape[1] // (EIGHT * _SHARING_THREADS))
         launch.launch(swiglu, (tokens, blocks), _SHARING_THREADS, activated, gate_up, run.live)
         launch.matmul(scratch.projected[:tokens], activated, layer.down, run.live)
-        self.add_and_norm(run, norm)
-        run.record_tap()
+        self.add_and_norm(run, norm, run.tap)
 
     def logits(self, run: ForwardPass, num_logits: int) -> None:
         launch, scratch, live = run.launch, run.scratch, run.step.inputs.num_logits
@@ -146,13 +159,14 @@ class PlainOps:
         launch.matmul(logits, rows, run.model.head, live)
         record_argmax(run, num_logits, self.stripes)
 
-    def add_and_norm(self, run: ForwardPass, norm: Array) -> None:
-        """residual += scratch.projected; its norm, with gain `norm`, -> scratch.normed."""
+    def add_and_norm(self, run: ForwardPass, norm: Array, tap: Tap | None = None) -> None:
+        """residual += scratch.projected, which goes to the tap as well; its norm, with gain `norm`, -> scratch.normed."""
+        if self.stripes is not None:
+            record_add_norm(run, norm, tap)
+            return
         tokens, eps = run.num_tokens, run.model.shape.rms_norm_eps
         normed, projected = run.scratch.normed[:tokens], run.scratch.projected[:tokens]
-        width = normed.shape[1]
-        if self.stripes is not None:
-            threads = norm_threads(-(-width // EIGHT))
-            run.launch.launch(add_norm, tokens, threads, run.residual, normed, projected, norm, eps, run.live)
-        else:
-            run.launch.launch(add_rms_norm, tokens, norm_threads(width), normed, run.residual, projected, norm, eps, run.live)
+        threads = norm_threads(normed.shape[1])
+        run.launch.launch(add_rms_norm, tokens, threads, normed, run.residual, projected, norm, eps, run.live)
+        if tap is not None:
+            run.record_tap()

@@ -17,6 +17,9 @@ THREADS = 32 * WARPS
 _BLOCKS = 264
 """Blocks that a step is laid out for: two on each multiprocessor of an H200. Smaller clusters where there would be more."""
 
+_LARGEST_BLOCKS = 64
+"""Blocks up to which clusters are as large as can be: one of eight costs more than one of four, and is for few tiles."""
+
 _MIXED_TILES = 8
 """Tiles of one request that run at once where rows differ: most requests have one or none, and a block costs even so."""
 
@@ -53,7 +56,9 @@ def pair_tiles(rows: int, num_heads: int, num_kv_heads: int) -> int:
 
 def cluster_blocks(tiles: int) -> int:
     """Blocks that share the keys of each of so many tiles of pairs."""
-    return next((size for size in CLUSTERS if size * tiles <= _BLOCKS), CLUSTERS[-1])
+    if CLUSTER * tiles <= _LARGEST_BLOCKS:
+        return CLUSTER
+    return next((size for size in CLUSTERS[1:] if size * tiles <= _BLOCKS), CLUSTERS[-1])
 
 
 def row_tiles(rows: int, num_heads: int, num_kv_heads: int) -> int:

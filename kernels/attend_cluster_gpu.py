@@ -12,18 +12,23 @@ from typing import Any
 
 from kernels.attend_fold_gpu import PART_BYTES, STAT_BYTES, fold
 from kernels.attend_heads_gpu import VALUES
-from kernels.attend_keys_gpu import tiles_with
-from kernels.attend_pages_gpu import TILE_KEYS, fetch_tile_keys, fetch_tile_values, inverse_of, quotient, tile_entry
+from kernels.attend_keys_gpu import fresh_keys, tiles_with
+from kernels.attend_pages_gpu import TILE_KEYS, fetch_tile, inverse_of, quotient, tile_entry
 from kernels.lang import cuda, device_function, i32, u32
 from kernels.lang_mma import ring_address
 from kernels.lang_overlap import cluster_barrier, cluster_rank, cluster_size, let_next_launch_start, wait_for_launches
-from kernels.lang_warp import lane
 
 _KEYS, _VALUES = TILE_KEYS, VALUES
 _WARPS = 4
 
 PAIRS = 16
 """Pairs that go over the keys together."""
+
+
+@device_function
+def aligned(array, size):
+    """The first shared address of an array that is a multiple of `size`."""
+    return u32((ring_address(array) + (size - u32(1))) & ~(size - u32(1)))
 
 
 def pairs_with(mma: Any, pair: Any, span: Any, see: Any) -> Any:
@@ -48,10 +53,9 @@ def pairs_with(mma: Any, pair: Any, span: Any, see: Any) -> Any:
         place = i32(block_place + warp)
         if warp >= warps:
             place = i32(1 << 20)  # beyond every key
-        base, stat_base, query_base = u32(ring_address(ring)), u32(ring_address(stats)), u32(ring_address(queries))
+        base, stat_base, query_base = aligned(ring, u32(512)), u32(ring_address(stats)), aligned(queries, u32(256))
         own, stat = u32(base + u32(min(warp, warps) * i32(PART_BYTES))), u32(stat_base + u32(min(warp, warps) * i32(STAT_BYTES)))
-        mine, lowest = u32(own + u32(lane() * i32(16))), i32(place + skipped)
-        entry, ahead_entry = i32(0), i32(0)
+        entry, ahead_entry, lowest = i32(0), i32(0), i32(place + skipped)
         if i32(lowest * i32(_KEYS)) < i32(i32(block_tables.shape[1]) * block_size):  # under way before `keys` is there
             entry = tile_entry(block_tables, table_row, lowest, block_size, page_share)
         tiles = i32((keys + i32(_KEYS - 1)) >> i32(4))
@@ -62,16 +66,16 @@ def pairs_with(mma: Any, pair: Any, span: Any, see: Any) -> Any:
             entry = tile_entry(block_tables, table_row, start, block_size, page_share)
             ahead_entry = tile_entry(block_tables, table_row, i32(start - places), block_size, page_share)
         if start >= lowest:
-            fetch_tile_keys(mine, k_cache, block_tables, table_row, kv_head, start, entry, limit, keys, page_share)
-            values = u32(mine + u32(_VALUES))
-            fetch_tile_values(values, v_cache, block_tables, table_row, kv_head, start, entry, limit, keys, page_share)
+            fetch_tile(own, k_cache, block_tables, table_row, kv_head, start, entry, limit, keys, page_share)
+            fetch_tile(u32(own + u32(_VALUES)), v_cache, block_tables, table_row, kv_head, start, entry, limit, keys, page_share)
+        fresh = fresh_keys(keys, limit, places, skipped, block_place, warps)
         wait_for_launches()
         let_next_launch_start()
         if i32(block_place + skipped) < tiles:
             attend_tiles(
                 own, stat, query_base, k_cache, v_cache, qkv, q_gain, k_gain, table, block_tables, slot_mapping, table_row, kv_head,
                 num_heads, token, group, share, page_share, first_pair, pairs, before, limit, keys, eps, scale, stores, warp, warps,
-                block_place, places, lowest, start, skipped, ahead_entry, window, causal,
+                block_place, places, lowest, start, fresh, ahead_entry, window, causal,
             )  # fmt: skip
         cuda.syncthreads()
         cluster_barrier()

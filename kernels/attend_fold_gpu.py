@@ -1,15 +1,15 @@
 """The sums of a step's attention: how each warp leaves them in shared memory, and how the warps of a cluster add them up.
 
-A warp's part is 16 bytes of a lane at lane * 16, turned by what a chunk of dims they are, so that a warp that reads the dims of a
-pair, four a lane, meets all banks.
+A warp's part is a row a pair, in chunks of four dims; chunk c of pair p lies in place c ^ 2 (p & 7), so that lanes with the sums of
+eight pairs meet all banks, as those do that read the dims of one.
 """
 
 from __future__ import annotations
 
 from kernels.attend_heads_gpu import VALUES
-from kernels.attend_pages_gpu import quotient
+from kernels.attend_pages_gpu import inverse_of, quotient
 from kernels.lang import NEG_INF, device_function, f32, i32, i64, u32
-from kernels.lang_element import exp2, inverse, put_element, write16
+from kernels.lang_element import exp2, inverse, put_element, write8
 from kernels.lang_overlap import cluster_address, read_cluster, read_cluster_four
 from kernels.lang_storage import narrow
 from kernels.lang_warp import lane, warp_broadcast, warp_max, warp_sum
@@ -22,32 +22,31 @@ STAT_BYTES = 2 * 16 * 4
 
 
 @device_function
-def keep(base, chunk, a, b, c, d):
-    """Four neighbouring dims of a row; rotated by chunk, so that who reads neighbours (`sum_byte`) meets all banks."""
-    turned_by = u32((lane() * i32(16) + (chunk & i32(3)) * i32(32)) & i32(511))
-    write16(u32(base + u32(chunk * i32(512)) + turned_by), a, b, c, d)
-
-
-@device_function
-def keep_slab(base, near, far, with_far, a, b, c, d, e, f, g, h):
-    """The sums of 64 dims: a lane has 16 of them, dims 16 q on, of rows g and g + 8."""
-    keep(base, near, a[0], b[0], c[0], d[0])
-    keep(base, i32(near + i32(1)), e[0], f[0], g[0], h[0])
-    keep(base, i32(near + i32(2)), a[1], b[1], c[1], d[1])
-    keep(base, i32(near + i32(3)), e[1], f[1], g[1], h[1])
+def keep_eight(near, far, with_far, a, b, c, d, e, f, g, h):
+    """The sums of 64 dims: a lane has two of each eight, of rows g and g + 8, whose first ones go to `near` and `far`."""
+    write8(near, a[0], a[1])
+    write8(u32(near ^ u32(32)), b[0], b[1])
+    write8(u32(near ^ u32(64)), c[0], c[1])
+    write8(u32(near ^ u32(96)), d[0], d[1])
+    write8(u32(near ^ u32(128)), e[0], e[1])
+    write8(u32(near ^ u32(160)), f[0], f[1])
+    write8(u32(near ^ u32(192)), g[0], g[1])
+    write8(u32(near ^ u32(224)), h[0], h[1])
     if with_far:
-        keep(base, far, a[2], b[2], c[2], d[2])
-        keep(base, i32(far + i32(1)), e[2], f[2], g[2], h[2])
-        keep(base, i32(far + i32(2)), a[3], b[3], c[3], d[3])
-        keep(base, i32(far + i32(3)), e[3], f[3], g[3], h[3])
+        write8(far, a[2], a[3])
+        write8(u32(far ^ u32(32)), b[2], b[3])
+        write8(u32(far ^ u32(64)), c[2], c[3])
+        write8(u32(far ^ u32(96)), d[2], d[3])
+        write8(u32(far ^ u32(128)), e[2], e[3])
+        write8(u32(far ^ u32(160)), f[2], f[3])
+        write8(u32(far ^ u32(192)), g[2], g[3])
+        write8(u32(far ^ u32(224)), h[2], h[3])
 
 
 @device_function
 def sum_byte(head_dim, p, d):
-    """Where a warp's part of the ring holds the sum of pair p in dim d."""
-    chunk = i32(((p >> i32(3)) * (head_dim >> i32(6)) + (d >> i32(6))) * i32(4) + ((d & i32(15)) >> i32(2)))
-    spot = i32((p & i32(7)) * i32(64) + ((d & i32(63)) >> i32(4)) * i32(16) + (chunk & i32(3)) * i32(32))
-    return i32(chunk * i32(512) + (spot & i32(511)) + (d & i32(3)) * i32(4))
+    """Where a warp's part of the ring holds the sums of pair p in dims d .. d + 3."""
+    return i32(p * head_dim * i32(4) + (((d >> i32(2)) ^ ((p & i32(7)) << i32(1))) << i32(4)))
 
 
 @device_function
@@ -57,7 +56,7 @@ def fold(out, base, stat_base, token, group, share, kv_head, head_dim, first_pai
     The warps of the cluster share the pairs; a lane takes four neighbouring dims, and knows where one of those warps has its sums.
     """
     whose = min(lane(), i32(active - i32(1)))
-    rank = i32(u32(whose) // u32(warps))
+    rank = quotient(whose, inverse_of(warps))
     local = i32(whose - rank * warps)
     area, stat = (
         i32(cluster_address(u32(base + u32(local * i32(PART_BYTES))), rank)),

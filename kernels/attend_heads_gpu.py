@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.attend_pages_gpu import TILE_KEYS, cache_offset, quotient
+from kernels.attend_pages_gpu import TILE_KEYS, cache_offset, chunk_byte, quotient
 from kernels.lang import device_function, f32, i32, i64, u32
 from kernels.lang_element import early_int, element, put_bits, write2
 from kernels.lang_fast import inverse_root
@@ -74,29 +74,15 @@ def gains_of(gain, head_dim):
 
 @device_function
 def put_row(base, row, head_dim, x):
-    """A head, its words, into row `row` of a tile of keys or queries."""
-    at = u32(base + u32((row >> i32(3)) * head_dim * i32(16) + (row & i32(7)) * i32(64) + lane() * i32(2)))
+    """A head, its words, into row `row` of a tile of queries, keys or values."""
+    at = u32(base + chunk_byte(row, i32(lane() >> i32(3)), head_dim) + u32((lane() & i32(7)) * i32(2)))
     write2(at, x[0])
     if head_dim > i32(64):
-        write2(u32(at + u32(512)), x[2])
-        write2(u32(at + u32(1024)), x[1])
-        write2(u32(at + u32(1536)), x[3])
+        write2(u32(at ^ u32(64)), x[2])
+        write2(u32(at + u32(128)), x[1])
+        write2(u32((at ^ u32(64)) + u32(128)), x[3])
     else:
-        write2(u32(at + u32(512)), x[1])
-
-
-@device_function
-def put_value(base, row, head_dim, x):
-    """A value, its words, into row `row` of a tile of values."""
-    slot = i32((row >> i32(3)) * i32(1024) + (row & i32(1)) * i32(512) + ((row & i32(7)) >> i32(1)) * i32(16))
-    at = u32(base + u32(slot + (lane() >> i32(3)) * i32(64) + (lane() & i32(7)) * i32(2)))
-    write2(at, x[0])
-    if head_dim > i32(64):
-        write2(u32(at + u32(256)), x[2])
-        write2(u32(at + u32(2048)), x[1])
-        write2(u32(at + u32(2304)), x[3])
-    else:
-        write2(u32(at + u32(256)), x[1])
+        write2(u32(at ^ u32(64)), x[1])
 
 
 @device_function
@@ -158,7 +144,7 @@ def new_keys_with(pair: Any) -> Any:
             k0, w0 = words(turned(x0, c0, k_gain, gains, t0)), words(v0)
             at, row = tile_at(base, tile, key), i32(key & i32(_KEYS - 1))
             put_row(at, row, head_dim, k0)
-            put_value(u32(at + u32(_VALUES)), row, head_dim, w0)
+            put_row(u32(at + u32(_VALUES)), row, head_dim, w0)
             if entry >= i32(0):
                 store_head(k_cache, entry, kv_head, head_dim, k0)
                 store_head(v_cache, entry, kv_head, head_dim, w0)
@@ -166,7 +152,7 @@ def new_keys_with(pair: Any) -> Any:
                 k1, w1 = words(turned(x1, c1, k_gain, gains, t1)), words(v1)
                 at, row = tile_at(base, tile, other), i32(other & i32(_KEYS - 1))
                 put_row(at, row, head_dim, k1)
-                put_value(u32(at + u32(_VALUES)), row, head_dim, w1)
+                put_row(u32(at + u32(_VALUES)), row, head_dim, w1)
                 if other_entry >= i32(0):
                     store_head(k_cache, other_entry, kv_head, head_dim, k1)
                     store_head(v_cache, other_entry, kv_head, head_dim, w1)

@@ -1,8 +1,7 @@
 """Keys and values of a step's attention on their way from the paged cache to shared memory (kernels/attend_step_gpu.py).
 
-A tile of sixteen rows is laid out as the operands of the tensor cores want it, 16 bytes of a lane at lane * 16. For keys lane
-4 g + q has dims 8 q .. 8 q + 7 of rows g and g + 8, for each 32 dims; for values dims 8 g .. 8 g + 7 of rows 2 q, 2 q + 1, 2 q + 8
-and 2 q + 9, for each 64 dims. A lane copies to slots of its own, so that a warp needs no barrier for them.
+A tile is sixteen rows one behind the other, in chunks of 16 bytes; chunk c of row r lies in place c ^ (r & 7), so that the tensor
+cores' matrices, eight rows of a chunk, meet all banks.
 """
 
 from __future__ import annotations
@@ -57,70 +56,54 @@ def copy_size(valid):
 
 
 @device_function
+def chunk_byte(row, chunk, head_dim):
+    """Where a chunk of 16 bytes lies in a tile."""
+    return u32(row * head_dim * i32(2) + ((chunk ^ (row & i32(7))) << i32(4)))
+
+
+@device_function
 def is_fetched(row, count, behind):
     """Is a row of a tile copied: cells of the cache, and zeros behind the last key? Rows between are new, and stored by hand."""
     return row < count or row >= behind
 
 
 @device_function
-def copy_two(to, cache, offset, size, step):
-    """32 dims and 32 more, `step` bytes further on."""
-    copy16(to, cache, offset, size)
-    copy16(u32(to + step), cache, offset + i64(32), size)
+def copy_four(to, cache, offset, step, turn):
+    """A lane's chunks of four rows, `step` elements apart and 512 bytes in the tile."""
+    whole = u32(16)
+    copy16(to, cache, offset, whole)
+    copy16(u32((to ^ turn) + u32(512)), cache, offset + step, whole)
+    copy16(u32((to ^ (u32(2) * turn & u32(127))) + u32(1024)), cache, offset + i64(2) * step, whole)
+    copy16(u32((to ^ (u32(3) * turn & u32(127))) + u32(1536)), cache, offset + i64(3) * step, whole)
 
 
 @device_function
-def fetch_tile_keys(to, k_cache, block_tables, table_row, kv_head, tile, entry, limit, keys, share):
-    """Sixteen keys under way to a lane's slots `to`, zeros from key `keys` on; slots of keys limit .. keys are left alone."""
-    block_size, head_dim = i32(k_cache.shape[1]), i32(k_cache.shape[3])
-    row, column = i32(lane() >> i32(2)), i64(i32((lane() & i32(3)) * i32(8)))
-    far_row, count, behind = i32(row + i32(8)), i32(limit - tile * i32(_KEYS)), i32(keys - tile * i32(_KEYS))
-    start, stride = cache_offset(k_cache, entry, kv_head) + column, i32(i32(k_cache.shape[2]) * head_dim)
-    near, far = start + row_offset(row, count, stride), start + row_offset(far_row, count, stride)
-    if i32(block_size & i32(_KEYS - 1)) != i32(0):
-        near = loose_offset(k_cache, block_tables, table_row, kv_head, tile, row, limit, share) + column
-        far = loose_offset(k_cache, block_tables, table_row, kv_head, tile, far_row, limit, share) + column
-    size, far_size, half = copy_size(row < count), copy_size(far_row < count), u32(head_dim * i32(16))
-    if is_fetched(row, count, behind):
-        copy_two(to, k_cache, near, size, u32(512))
+def fetch_tile(to, cache, block_tables, table_row, kv_head, tile, entry, limit, keys, share):
+    """Sixteen rows under way to the tile at `to`, zeros from key `keys` on; rows of keys limit .. keys are left alone.
+
+    By a whole warp. A lane has one chunk of every second row, of 64 dims of every fourth.
+    """
+    block_size, head_dim = i32(cache.shape[1]), i32(cache.shape[3])
+    shift, turn = i32(3), u32(64)
+    if head_dim > i32(64):
+        shift, turn = i32(4), u32(32)
+    row, chunk, step = i32(lane() >> shift), i32(lane() & i32((i32(1) << shift) - i32(1))), i32(i32(32) >> shift)
+    count, stride = i32(limit - tile * i32(_KEYS)), i32(i32(cache.shape[2]) * head_dim)
+    start, paged = cache_offset(cache, entry, kv_head) + i64(i32(chunk * i32(8))), i32(block_size & i32(_KEYS - 1)) == i32(0)
+    if count >= i32(_KEYS) and paged:
+        at, first, apart = u32(to + chunk_byte(row, chunk, head_dim)), start + i64(i32(row * stride)), i64(i32(step * stride))
+        copy_four(at, cache, first, apart, turn)
         if head_dim > i32(64):
-            copy_two(u32(to + u32(1024)), k_cache, near + i64(64), size, u32(512))
-    if is_fetched(far_row, count, behind):
-        copy_two(u32(to + half), k_cache, far, far_size, u32(512))
-        if head_dim > i32(64):
-            copy_two(u32(to + half + u32(1024)), k_cache, far + i64(64), far_size, u32(512))
-    commit_copies()
-
-
-@device_function
-def fetch_value(to, v_cache, offset, row, count, behind, head_dim):
-    """A lane's dims of one value."""
-    if is_fetched(row, count, behind):
-        size = copy_size(row < count)
-        copy16(to, v_cache, offset, size)
-        if head_dim > i32(64):
-            copy16(u32(to + u32(2048)), v_cache, offset + i64(64), size)
-
-
-@device_function
-def fetch_tile_values(to, v_cache, block_tables, table_row, kv_head, tile, entry, limit, keys, share):
-    """The same for the values."""
-    block_size, head_dim = i32(v_cache.shape[1]), i32(v_cache.shape[3])
-    row, column = i32((lane() & i32(3)) * i32(2)), i64(i32((lane() >> i32(2)) * i32(8)))
-    second, third, fourth = i32(row + i32(1)), i32(row + i32(8)), i32(row + i32(9))
-    count, behind = i32(limit - tile * i32(_KEYS)), i32(keys - tile * i32(_KEYS))
-    start, stride = cache_offset(v_cache, entry, kv_head) + column, i32(i32(v_cache.shape[2]) * head_dim)
-    a, b = start + row_offset(row, count, stride), start + row_offset(second, count, stride)
-    c, d = start + row_offset(third, count, stride), start + row_offset(fourth, count, stride)
-    if i32(block_size & i32(_KEYS - 1)) != i32(0):
-        a = loose_offset(v_cache, block_tables, table_row, kv_head, tile, row, limit, share) + column
-        b = loose_offset(v_cache, block_tables, table_row, kv_head, tile, second, limit, share) + column
-        c = loose_offset(v_cache, block_tables, table_row, kv_head, tile, third, limit, share) + column
-        d = loose_offset(v_cache, block_tables, table_row, kv_head, tile, fourth, limit, share) + column
-    fetch_value(to, v_cache, a, row, count, behind, head_dim)
-    fetch_value(u32(to + u32(512)), v_cache, b, second, count, behind, head_dim)
-    fetch_value(u32(to + u32(1024)), v_cache, c, third, count, behind, head_dim)
-    fetch_value(u32(to + u32(1536)), v_cache, d, fourth, count, behind, head_dim)
+            copy_four(u32(at + u32(2048)), cache, first + i64(4) * apart, apart, turn)
+    else:
+        behind = i32(keys - tile * i32(_KEYS))
+        while row < i32(_KEYS):
+            if is_fetched(row, count, behind):
+                offset = start + row_offset(row, count, stride)
+                if not paged:
+                    offset = loose_offset(cache, block_tables, table_row, kv_head, tile, row, limit, share) + i64(chunk * i32(8))
+                copy16(u32(to + chunk_byte(row, chunk, head_dim)), cache, offset, copy_size(row < count))
+            row = i32(row + step)
     commit_copies()
 
 

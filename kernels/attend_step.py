@@ -41,8 +41,8 @@ WARPS = 4
 CLUSTER = 8
 """Blocks that share the keys of a tile of pairs."""
 
-_RING = WARPS * PAIRS * MAX_HEAD_DIM + 4  # keys and values under way, later sums; 4 to begin at 16 bytes
-_QUERIES = PAIRS * MAX_HEAD_DIM + 4
+_RING = WARPS * PAIRS * MAX_HEAD_DIM + 128  # keys and values under way, later sums; more to begin at 512 bytes
+_QUERIES = PAIRS * MAX_HEAD_DIM + 64
 _STATS = 2 * WARPS * PAIRS + 4
 _REGISTERS = 168  # three blocks on a multiprocessor, and nothing spilled
 _EARLY = ("k_cache", "v_cache", "block_tables", "positions", "idx_mapping", "query_start_loc", "num_requests", "slot_mapping")
@@ -75,7 +75,7 @@ def rotate_queries(queries, k_cache, qkv, gain, table, positions, token, group, 
     """queries = the rotated queries of the pairs, rounded to the type of the cache, for `attend_keys`. Called by `warps` warps.
 
     Args:
-        queries: float32 shared [PAIRS * MAX_HEAD_DIM + 4].
+        queries: float32 shared [PAIRS * MAX_HEAD_DIM + 64].
         others: as in the kernels below.
     """
     head_dim = i32(k_cache.shape[3])
@@ -100,7 +100,7 @@ def attend_keys(
     """The pairs over the calling warp's tiles of keys: the sums of values by their shares to `ring`, maximum and total to `stats`.
 
     Args:
-        ring: float32 shared [WARPS * PAIRS * MAX_HEAD_DIM + 4]; a sum of pair p is element (warp * PAIRS + p) * MAX_HEAD_DIM + d.
+        ring: float32 shared [WARPS * PAIRS * MAX_HEAD_DIM + 128]; a sum of pair p is element (warp * PAIRS + p) * MAX_HEAD_DIM + d.
         k_cache, v_cache: [blocks, block_size, nkv, hd].
         stats: float32 shared [WARPS, 2, PAIRS], flat.
         queries: of `rotate_queries`.

@@ -12,10 +12,10 @@ from typing import Any
 from kernels.attend_cluster_gpu import PAIRS, pairs_with
 from kernels.attend_keys_gpu import all_before, visible
 from kernels.attend_pages_gpu import inverse_of, quotient
-from kernels.lang import cuda, i32, i64, u32
+from kernels.lang import cuda, i32, i64
 from kernels.lang_element import early_int
 from kernels.lang_mma import mma_bfloat16, mma_float16, pair_bfloat16, pair_float16
-from kernels.lang_overlap import cluster_size, wait_for_launches
+from kernels.lang_overlap import cluster_number, cluster_numbers, wait_for_launches
 
 _PAIRS = PAIRS
 
@@ -28,8 +28,8 @@ def _step(mma: Any, pair: Any) -> Callable[..., Any]:
         num_heads, eps, scale, stored, num_requests, ring, queries, stats,
     ):  # fmt: skip
         kv_heads = i32(k_cache.shape[2])
-        group = i32(u32(num_heads) // u32(kv_heads))
-        share, page_share, ranks = inverse_of(group), inverse_of(i32(k_cache.shape[1])), cluster_size()
+        group = quotient(num_heads, inverse_of(kv_heads))
+        share, page_share = inverse_of(group), inverse_of(i32(k_cache.shape[1]))
         request, last_request = i32(cuda.blockIdx.z), i32(idx_mapping.shape[0] - 1)
         live = early_int(num_requests, i64(0))
         at = min(request, last_request)
@@ -39,7 +39,7 @@ def _step(mma: Any, pair: Any) -> Callable[..., Any]:
             pair_count = i32((behind - token) * group)
             kv_head = i32(cuda.blockIdx.y)
             while kv_head < kv_heads:
-                first_pair = i32(u32(cuda.blockIdx.x) // u32(ranks)) * i32(_PAIRS)
+                first_pair = i32(cluster_number() * i32(_PAIRS))
                 while first_pair < pair_count:
                     pairs = min(i32(pair_count - first_pair), i32(_PAIRS))
                     before = early_int(positions, i64(token))
@@ -53,7 +53,7 @@ def _step(mma: Any, pair: Any) -> Callable[..., Any]:
                         pairs, before, limit, keys, i32(0), eps, scale, i32(first_pair + pairs) == pair_count, i32(0), i32(0), ring,
                         queries, stats,
                     )  # fmt: skip
-                    first_pair = i32(first_pair + i32(u32(cuda.gridDim.x) // u32(ranks)) * i32(_PAIRS))
+                    first_pair = i32(first_pair + cluster_numbers() * i32(_PAIRS))
                 kv_head = i32(kv_head + i32(cuda.gridDim.y))
             request = i32(request + i32(cuda.gridDim.z))
             at = min(request, last_request)

@@ -23,8 +23,8 @@ if not SIMULATED:
 CLUSTER = 8
 """Blocks that share the keys of a tile of pairs."""
 
-_RING = WARPS * PAIRS * MAX_HEAD_DIM + 4
-_QUERIES = PAIRS * MAX_HEAD_DIM + 4
+_RING = WARPS * PAIRS * MAX_HEAD_DIM + 128
+_QUERIES = PAIRS * MAX_HEAD_DIM + 64
 _STATS = 2 * WARPS * PAIRS + 4
 _REGISTERS = 168  # three blocks on a multiprocessor
 _EARLY = ("k_cache", "v_cache", "block_tables", "idx_mapping", "context_lens", "block_lens", "num_requests")

@@ -8,11 +8,11 @@ from typing import Any
 
 from kernels.attend_cluster_gpu import PAIRS, pairs_with
 from kernels.attend_keys_gpu import visible_within
-from kernels.attend_pages_gpu import inverse_of
+from kernels.attend_pages_gpu import inverse_of, quotient
 from kernels.lang import cuda, device_function, i32, i64, u32
 from kernels.lang_element import early_int
 from kernels.lang_mma import mma_bfloat16, mma_float16, pair_bfloat16, pair_float16
-from kernels.lang_overlap import cluster_size, wait_for_launches
+from kernels.lang_overlap import cluster_number, cluster_numbers, wait_for_launches
 
 _PAIRS = PAIRS
 
@@ -36,8 +36,8 @@ def _block(mma: Any, pair: Any) -> Callable[..., Any]:
         window, causal, scale, num_requests, ring, queries, stats,
     ):  # fmt: skip
         kv_heads = i32(k_cache.shape[2])
-        group = i32(u32(num_heads) // u32(kv_heads))
-        share, page_share, ranks = inverse_of(group), inverse_of(i32(k_cache.shape[1])), cluster_size()
+        group = quotient(num_heads, inverse_of(kv_heads))
+        share, page_share = inverse_of(group), inverse_of(i32(k_cache.shape[1]))
         rows = i32(u32(out.shape[0]) // u32(context_lens.shape[0]))
         pair_count = i32(rows * group)
         live = min(early_int(num_requests, i64(0)), i32(context_lens.shape[0]))
@@ -51,7 +51,7 @@ def _block(mma: Any, pair: Any) -> Callable[..., Any]:
                 skipped = i32(max(i32(min(before, i32(keys - i32(1))) - window + i32(1)), i32(0)) >> i32(4))
             kv_head = i32(cuda.blockIdx.y)
             while kv_head < kv_heads:
-                first_pair = i32(u32(cuda.blockIdx.x) // u32(ranks)) * i32(_PAIRS)
+                first_pair = i32(cluster_number() * i32(_PAIRS))
                 while first_pair < pair_count:
                     attend_pairs(
                         out, k_cache, v_cache, qkv, q_gain, k_gain, table, block_tables, None,
@@ -59,7 +59,7 @@ def _block(mma: Any, pair: Any) -> Callable[..., Any]:
                         first_pair, min(i32(pair_count - first_pair), i32(_PAIRS)), before, before, keys, skipped, eps, scale,
                         False, window, causal, ring, queries, stats,
                     )  # fmt: skip
-                    first_pair = i32(first_pair + i32(u32(cuda.gridDim.x) // u32(ranks)) * i32(_PAIRS))
+                    first_pair = i32(first_pair + cluster_numbers() * i32(_PAIRS))
                 kv_head = i32(kv_head + i32(cuda.gridDim.y))
             request = i32(request + i32(cuda.gridDim.z))
         wait_for_launches()

@@ -8,9 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
+from numba import cuda as numba_cuda
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 from numba.cuda.typing import signature
+
+from kernels.lang import i32
 
 _WORD = ir.IntType(32)
 _FLOAT = ir.FloatType()
@@ -43,6 +46,8 @@ _start = _statement("griddepcontrol.launch_dependents;")
 _barrier = _statement("barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.acquire.aligned;")
 _rank = _special_register("cluster_ctarank")
 _size = _special_register("cluster_nctarank")
+_number = _special_register("clusterid.x")
+_numbers = _special_register("nclusterid.x")
 
 
 @intrinsic
@@ -113,6 +118,22 @@ def rank_form():
 
 def size_form():
     return _size()
+
+
+def number_form():
+    return _number()
+
+
+def numbers_form():
+    return _numbers()
+
+
+def own_number_form():
+    return i32(numba_cuda.blockIdx.x)
+
+
+def own_numbers_form():
+    return i32(numba_cuda.gridDim.x)
 
 
 def barrier_form():

@@ -139,6 +139,18 @@ def write4(typingctx, address, value):
 
 
 @intrinsic
+def write8(typingctx, address, a, b):
+    """Two float32 to the 8 bytes at a shared address."""
+
+    def codegen(context, builder, sig, args):
+        kind = ir.FunctionType(ir.VoidType(), [_WORD, _FLOAT, _FLOAT])
+        builder.call(ir.InlineAsm(kind, "st.shared.v2.f32 [$0], {$1, $2};", "r,f,f,~{memory}", side_effect=True), args)
+        return context.get_dummy_value()
+
+    return signature(types.void, types.uint32, types.float32, types.float32), codegen
+
+
+@intrinsic
 def write16(typingctx, address, a, b, c, d):
     """Four float32 to the 16 bytes at a shared address."""
 

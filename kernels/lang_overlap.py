@@ -61,6 +61,18 @@ def cluster_size():
     return i32(1)
 
 
+@primitive(_form("number_form", "own_number_form"))
+def cluster_number():
+    """Place of this block's cluster along the first axis of the grid. On a GPU alone."""
+    return i32(0)
+
+
+@primitive(_form("numbers_form", "own_numbers_form"))
+def cluster_numbers():
+    """Clusters along the first axis of the grid. On a GPU alone."""
+    return i32(1)
+
+
 @primitive(_form("barrier_form"))
 def cluster_barrier():
     """All threads of the cluster wait for each other, and then see what the others stored in shared memory.

@@ -199,10 +199,6 @@ class Warp:
             held.runs.clear()
             held.changed.notify_all()
 
-    def runs_under_way(self) -> int:
-        """Runs that were asked for and for which nobody waited."""
-        return sum(len(held.runs) for engine in self._engines for held in engine.values())
-
     def read16(self, address: Any) -> Words:
         return tuple(self._memory.get(int(address), np.full(16, 0xFF, np.uint8)).view(np.uint32))  # NaN where nothing was stored
 
@@ -229,6 +225,12 @@ class Warp:
     def write16(self, address: Any, *values: Any) -> None:
         assert int(address) % 16 == 0
         self._memory[int(address)] = np.array(values, np.float32).view(np.uint8)
+
+    def write8(self, address: Any, *values: Any) -> None:
+        slot, byte = divmod(int(address), 16)
+        assert byte % 8 == 0
+        held = self._memory.setdefault(slot * 16, np.full(16, 0xFF, np.uint8))
+        held.view(np.float32)[byte // 4 : byte // 4 + 2] = values
 
     def write4(self, address: Any, value: Any) -> None:
         slot, byte = divmod(int(address), 16)
@@ -395,6 +397,7 @@ def gpu_module(name: str, warp: Warp, **others: ModuleType) -> ModuleType:
         put_bits=lambda array, offset, word: array.reshape(-1).view(np.uint16).__setitem__(int(offset), word & 0xFFFF),
         write2=warp.write2,
         write4=warp.write4,
+        write8=warp.write8,
         write16=warp.write16,
         exp2=np.exp2,
         inverse=lambda value: np.float32(1) / np.float32(value),
@@ -416,6 +419,8 @@ def gpu_module(name: str, warp: Warp, **others: ModuleType) -> ModuleType:
         let_next_launch_start=lambda: None,
         cluster_rank=warp.cluster_rank,
         cluster_size=warp.cluster_size,
+        cluster_number=lambda: np.int32(0),
+        cluster_numbers=lambda: np.int32(1),
         cluster_barrier=warp.cluster_barrier,
         cluster_address=warp.cluster_address,
         read_cluster=warp.read_cluster,
