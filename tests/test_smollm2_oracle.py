@@ -46,6 +46,8 @@ def engine(request: pytest.FixtureRequest, smollm2_path: Path) -> Iterator[Engin
 def test_64_of_64_tokens_alone(engine: Engine, case: dict[str, Any]) -> None:
     if not engine.steps_ahead:
         pytest.skip("the batch shows the same tokens of this runner")
+    if engine.scheduler.limits.num_speculative_tokens == 3 and case["name"] != "repeat":
+        pytest.skip("none and seven drafts show the same tokens alone, the batch those of three")
     output = engine.generate(case["prompt_token_ids"], SIXTY_FOUR)[0]
     assert list(output.token_ids) == case["greedy_token_ids"]
 
@@ -55,6 +57,8 @@ def test_64_of_64_tokens_in_one_batch(engine: Engine, steps: tuple[int, ...]) ->
     """The prompts have 37, 109 and 143 tokens: with 128 a step the last one is prefilled in chunks beside decode rows."""
     if not engine.steps_ahead and not any(steps):
         pytest.skip("staggered shows the same tokens of this runner")
+    if engine.scheduler.limits.num_speculative_tokens == 3 and not any(steps):
+        pytest.skip("none and seven drafts show the same tokens together")
     arrivals = [Arrival(case["prompt_token_ids"], SIXTY_FOUR, step) for case, step in zip(CASES, steps, strict=True)]
     outputs = drive(engine, arrivals)
     assert [list(output.token_ids) for output in outputs] == [case["greedy_token_ids"] for case in CASES]
