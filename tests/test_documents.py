@@ -18,7 +18,7 @@ from runtime.cli import app
 from runtime.config import RunConfig, Section
 from tests.conftest import ROOT
 
-PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")) if path.name != "mutants.md")]
+PAGES = ["README.md", "CHANGELOG.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")) if path.name != "mutants.md")]
 SECTIONS = {name: kind.annotation for name, kind in RunConfig.model_fields.items()}
 COMMANDS: Any = typer.main.get_command(app)
 
