@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernels.lang import MAX_THREADS, NEG_INF, block_sum, cuda, device_function, f32, i32, i64, kernel, u64
+from kernels.lang import MAX_THREADS, NEG_INF, cuda, device_function, f32, i32, i64, kernel, u64
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.process_buckets import (
     ABOVE_FIRST,
@@ -17,7 +17,7 @@ from kernels.process_buckets import (
 )
 from kernels.process_histogram import BUCKETS, PER_UNIT, best_of_row, bucket_of
 from kernels.process_row import AT_ONCE, four_of, part_of
-from kernels.process_search import share_of, weight_of
+from kernels.process_search import block_total_i64, reached_within, share_of, weight_of
 from kernels.project import ceil_div
 
 _SEGMENTS = 64
@@ -125,7 +125,7 @@ def _before(ordered, count, bucket, largest, sums):
     while i < count:
         mine += i64(1) if bucket_of(ordered[i], largest) < bucket else i64(0)
         i += i32(cuda.blockDim.x)
-    return i32(block_sum(mine, sums))
+    return i32(block_total_i64(mine, sums))
 
 
 @kernel(writes=("threshold",), overlap=True)
@@ -172,7 +172,7 @@ def rank_members(threshold, members, num_members, found, best, top_k, top_p, slo
                     if ordered[i] >= floor and bucket_of(ordered[i], largest) == first:
                         whole += weight_of(ordered[i], largest)
                     i += threads
-                whole = block_sum(whole, sums) + found[row, ABOVE_FIRST]
+                whole = block_total_i64(whole, sums) + found[row, ABOVE_FIRST]
                 target = max(share_of(whole, top_p[slot]), i64(1))
                 begin = _before(ordered, count, i32(found[row, TOP_P_FROM]), largest, sums)
                 end = _before(ordered, count, i32(found[row, TOP_P_TO]) + i32(1), largest, sums)
@@ -186,11 +186,7 @@ def rank_members(threshold, members, num_members, found, best, top_k, top_p, slo
                     s += threads
                 cuda.syncthreads()
                 if tid == i32(0):
-                    above = found[row, ABOVE_TOP_P]
-                    s = i32(0)
-                    while s < i32(_SEGMENTS) and above + segments[s] < target:
-                        above += segments[s]
-                        s += i32(1)
+                    s, above = reached_within(segments, i32(0), i32(_SEGMENTS), found[row, ABOVE_TOP_P], target)
                     i = min(begin + s * width, end - i32(1))
                     while i < end - i32(1) and above + weight_of(ordered[i], largest) < target:
                         above += weight_of(ordered[i], largest)

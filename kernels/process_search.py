@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from kernels.exponential import exp
 from kernels.lang import block_max, block_sum, cuda, device_function, f32, i32, i64, u64
+from kernels.lang_warp import lane, warp_size, warp_sum
 
 _BUCKETS = 1024
 _FIRST_SCALE = f32(128.0)
@@ -42,6 +43,25 @@ def _bucket(logit, high, scale):
 
 
 @device_function
+def block_total_i64(value, sums):
+    """kernels.block_reduce.block_total of int64 integers, whose order decides nothing. sums: int64 shared [>= blockDim.x]; free on
+    return."""
+    threads, width = i32(cuda.blockDim.x), warp_size()
+    if threads % width != i32(0):
+        return block_sum(value, sums)
+    within = warp_sum(value)
+    if lane() == i32(0):
+        sums[i32(cuda.threadIdx.x) // width] = within
+    cuda.syncthreads()
+    total = i64(0)
+    for warp in range(lane(), threads // width, width):
+        total += sums[warp]
+    total = warp_sum(total)
+    cuda.syncthreads()
+    return total
+
+
+@device_function
 def sum_groups(values, groups, count, each):
     """groups[g] = sum of the g-th `each` of `values`, int64, for `count` groups; each: a power of two. By a whole block, without a
     barrier. Groups are added from other places on, so that threads side by side read other banks of memory."""
@@ -55,18 +75,24 @@ def sum_groups(values, groups, count, each):
 
 
 @device_function
+def reached_within(values, start, count, above, target):
+    """(n, sum): how many of values[start : start + count], none below 0, come before the one with which `above` and their sum reach
+    target, or all; and `above` with their sum. By one thread, which looks at all: their loads then wait for nothing."""
+    n, total = i32(0), above
+    for i in range(count):
+        total += i64(values[start + i32(i)])
+        if total < target:
+            n, above = i32(i + 1), total
+    return n, above
+
+
+@device_function
 def first_reaching(values, groups, count, each, above, target):
     """(place, sum above it): the first of `values` with which `above` and the sum of them reaches target, or behind the last.
     groups: of sum_groups. By one thread."""
-    g = i32(0)
-    while g < count and above + groups[g] < target:
-        above += groups[g]
-        g += i32(1)
-    place = i32(g * each)
-    while place < count * each and above + i64(values[place]) < target:
-        above += i64(values[place])
-        place += i32(1)
-    return place, above
+    g, above = reached_within(groups, i32(0), count, above, target)
+    n, above = reached_within(values, i32(g * each), each if g < count else i32(0), above, target)
+    return i32(g * each + n), above
 
 
 @device_function
@@ -121,8 +147,8 @@ def threshold_of_row(values, row, best, floor, wanted, share, shared):
                     rest_count += i64(1)
                     rest_weight += weight
             i += threads
-        rest_count = block_sum(rest_count, sums)
-        rest_weight = block_sum(rest_weight, sums)
+        rest_count = block_total_i64(rest_count, sums)
+        rest_weight = block_total_i64(rest_weight, sums)
         if tid == i32(0):
             counts[_BUCKETS - 1] = i32(rest_count)
             weights[_BUCKETS - 1] = rest_weight
