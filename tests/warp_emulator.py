@@ -199,6 +199,10 @@ class Warp:
             held.runs.clear()
             held.changed.notify_all()
 
+    def runs_under_way(self) -> int:
+        """Runs that were asked for and for which nobody waited."""
+        return sum(len(held.runs) for engine in self._engines for held in engine.values())
+
     def read16(self, address: Any) -> Words:
         return tuple(self._memory.get(int(address), np.full(16, 0xFF, np.uint8)).view(np.uint32))  # NaN where nothing was stored
 
