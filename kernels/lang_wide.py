@@ -1,6 +1,6 @@
 """A chunk of a wide product on the tensor cores, and where its sums go: instructions behind kernels/wide_tile_gpu.py.
 
-Absent in the simulator. PTX ISA 8: `ldmatrix`, `mma.sync.aligned.m16n8k16`, `bar.sync`, `ld.global.cg`.
+Absent in the simulator. PTX ISA 8: `ldmatrix`, `mma.sync.aligned.m16n8k16`, `bar.sync`.
 """
 
 from __future__ import annotations
@@ -12,33 +12,16 @@ from numba.cuda import cgutils, types
 from numba.cuda.extending import intrinsic
 from numba.cuda.typing import signature
 
-from kernels.lang_mma import _address
-
 _WORD = ir.IntType(32)
 _FLOAT = ir.FloatType()
 
 LINE = 128
 """Bytes of a row in a chunk: 64 elements of 16 bits."""
 
-WARP_TOKENS = 16
-"""Rows of activations of a warp, and as many again PAIR_TOKENS further on where there are more than PAIR_TOKENS."""
+PAIR_TOKENS = 16
+"""Rows of activations that four matrices of `ldmatrix` hold over sixteen columns: a pair of tiles of eight."""
 
-PAIR_TOKENS = 32
-
-
-@intrinsic
-def load_shared_by_all(typingctx, array, offset):
-    """load_shared_by_all(array, offset): four float32 from element `offset` (int64) of a contiguous array on, aligned to 16 bytes,
-    past the cache of the multiprocessor: what other blocks of this launch have stored."""
-
-    def codegen(context, builder, sig, args):
-        pointer = builder.ptrtoint(_address(context, builder, sig.args[0], *args), ir.IntType(64))
-        kind = ir.FunctionType(ir.LiteralStructType([_FLOAT] * 4), [ir.IntType(64)])
-        asm = ir.InlineAsm(kind, "ld.global.cg.v4.f32 {$0, $1, $2, $3}, [$4];", "=f,=f,=f,=f,l,~{memory}", side_effect=True)
-        struct = builder.call(asm, [pointer])
-        return context.make_tuple(builder, sig.return_type, [builder.extract_value(struct, i) for i in range(4)])
-
-    return signature(types.UniTuple(types.float32, 4), array, types.int64), codegen
+MOST_PAIRS = 4
 
 
 def barrier_of(threads: int) -> Any:
@@ -103,19 +86,19 @@ def _product(builder: Any, kind: str, sums: list[Any], a: list[Any], b: list[Any
 
 
 def chunk_products(kind: str, tiles: int, pairs: int) -> Any:
-    """chunk_products(sums, weights, rows): sums + the products of `tiles` times 16 weight rows with 16 rows of activations, or with
-    two `pairs` 16 more, over the 64 columns of a chunk.
+    """chunk_products(sums, weights, rows): sums + the products of `tiles` times 16 weight rows with `pairs` times 16 rows of
+    activations over 32 columns, half of a chunk.
 
-    sums: tuple of tiles * 16 float32: by pair, half of it, tile; of each the four of a lane. weights, rows: uint32, shared
-    addresses of this lane's rows for `ldmatrix`, first sixteen columns. kind: bf16 or f16.
+    sums: tuple of tiles * MOST_PAIRS * 8 float32: by pair, half of it, tile; of each the four of a lane. weights, rows: uint32,
+    shared addresses of this lane's rows for `ldmatrix`, first sixteen columns. kind: bf16 or f16.
     """
-    count = tiles * 16
+    count = tiles * MOST_PAIRS * 8
     floats = types.UniTuple(types.float32, count)
 
     def typed(typingctx, sums, weights, rows):
         def codegen(context, builder, sig, args):
             totals = cgutils.unpack_tuple(builder, args[0], count)
-            for step in range(LINE // 32):  # sixteen columns: two of the eight pieces of a line, which are swizzled by exclusive or
+            for step in range(2):  # sixteen columns: two of the eight pieces of a line, which change places by exclusive or
                 columns = ir.Constant(_WORD, step * 32)
                 near, far = builder.xor(args[1], columns), builder.xor(args[2], columns)
                 a = [_matrices(builder, near, tile * 16 * LINE) for tile in range(tiles)]
@@ -137,11 +120,11 @@ def put_sums(tiles: int, pairs: int, pitch: int) -> Any:
 
     address: uint32, of this lane's first: row 2 (lane % 4) of the warp's tokens, column lane / 4 of its weight rows.
     """
-    floats = types.UniTuple(types.float32, tiles * 16)
+    floats = types.UniTuple(types.float32, tiles * MOST_PAIRS * 8)
 
     def typed(typingctx, address, sums):
         def codegen(context, builder, sig, args):
-            totals = cgutils.unpack_tuple(builder, args[1], tiles * 16)
+            totals = cgutils.unpack_tuple(builder, args[1], tiles * MOST_PAIRS * 8)
             kind = ir.FunctionType(ir.VoidType(), [_WORD, _FLOAT])
             for index, total in enumerate(totals[: tiles * pairs * 8]):
                 of_tile, place = divmod(index, 4)

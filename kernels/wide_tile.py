@@ -1,11 +1,9 @@
-"""The product that wide projections are made of: a block multiplies a tile of weight rows with up to 64 rows of activations.
+"""The product of a step of many rows: a block multiplies a tile of weight rows with up to 64 rows of activations.
 
 kernels/tile.py reads its weights once for every eight rows; here they are read once for 64, and what is read again by every block
-is the activations, so a tile is as high as gives each multiprocessor of a large GPU one. Where a matrix has too few rows for that,
-up to four blocks share the columns of a tile: part p takes every parts-th chunk from p on, finishes its share of the tokens, and
-leaves the sums of the others in memory for theirs. They are added up in order, so that what a row yields depends on the shape and
-that row alone. On a GPU with 16-bit weights the tensor cores take weights and activations from a ring of chunks
-(kernels/wide_tile_gpu.py); elsewhere each sum is computed where it is asked for, by a block of its own.
+is the activations: a tile is as high as gives each multiprocessor of a large GPU one of a large matrix. What a row yields depends
+on that row alone. On a GPU with 16-bit weights the tensor cores take weights and activations from a ring of chunks
+(kernels/wide_tile_gpu.py); elsewhere each sum is computed where it is asked for.
 """
 
 from __future__ import annotations
@@ -23,11 +21,14 @@ if not SIMULATED:
 WIDE_TOKENS = 64
 """Rows of activations that are multiplied at once."""
 
-WIDE_WARPS = 8
-"""Warps of a block that multiply, on a GPU; a ninth sums squares meanwhile."""
+HEIGHT = 192
+"""Weight rows of a tile, in two halves."""
 
-RING_BYTES = 98304 + 128
-"""Dynamic shared memory of a block: two blocks, of one launch or of two, fit on a multiprocessor."""
+WIDE_WARPS = 8
+"""Warps of a block that multiply, on a GPU."""
+
+RING_BYTES = 0 if SIMULATED else wide_tile_gpu.RING_BYTES
+"""Dynamic shared memory of a block: most of what a multiprocessor has."""
 
 
 def _gpu_begin(ring: Any, weight: Any, *rest: Any) -> Callable[..., Any] | None:
@@ -38,61 +39,35 @@ def _gpu_multiply(ring: Any, x: Any, token: Any, weight: Any, *rest: Any) -> Cal
     return wide_tile_gpu.MULTIPLY.get((str(x.dtype), str(weight.dtype)))
 
 
-def _gpu_sums(ring: Any, partial: Any, x: Any, weight: Any, *rest: Any) -> Callable[..., Any] | None:
+def _gpu_sums(ring: Any, x: Any, weight: Any, *rest: Any) -> Callable[..., Any] | None:
     return wide_tile_gpu.SUMS.get((str(x.dtype), str(weight.dtype)))
 
 
-def _gpu_own(ring: Any, x: Any, weight: Any, *rest: Any) -> Callable[..., Any] | None:
-    return wide_tile_gpu.OWN.get((str(x.dtype), str(weight.dtype)))
-
-
-def _gpu_parts(x: Any, weight: Any, parts: Any) -> Callable[..., Any] | None:
-    return wide_tile_gpu.PARTS.get((str(x.dtype), str(weight.dtype)))
-
-
-@primitive(_gpu_parts)
-def parts_of(x, weight, parts):
-    """Blocks that share the columns of a tile: as asked for, a power of two up to 4, or one where sums are computed when they are
-    asked for."""
-    return i32(1)
-
-
 @primitive(_gpu_begin)
-def begin_wide(ring, weight, first, second, height, part, parts):
+def begin_wide(ring, weight, first, second):
     """Ask for the first weights of a tile, before anything else is read: `multiply_wide` follows with the same arguments.
 
     Args:
         ring: the block's dynamic shared memory, RING_BYTES on a GPU.
         weight: [N, K], 16-bit or float32. A GPU's 16-bit form needs K % 8 == 0 and rows that begin at 16 bytes.
-        first, second: int32, first weight rows of the upper and of the lower half of the tile.
-        height: int32, weight rows of the tile: 128 or 192.
-        part, parts: int32, this block among those that share the columns.
+        first, second: int32, first weight rows of the halves of the tile.
     """
 
 
 @primitive(_gpu_multiply)
-def multiply_wide(ring, x, token, weight, first, second, height, part, parts):
-    """Multiply the tile with rows token .. token + WIDE_TOKENS - 1 of x; behind a barrier `own_sum` hands out this part's sums,
-    `wide_sums` those of all. Called by all threads of a block, on a GPU WIDE_WARPS warps or more."""
-
-
-@primitive(_gpu_own)
-def own_sum(ring, x, weight, t, place, height):
-    """This part's sum of a token and a weight row by their places in the tile. On a GPU alone, where parts are more than one."""
-    return f32(0.0)
+def multiply_wide(ring, x, token, weight, first, second):
+    """Multiply the tile with rows token .. token + WIDE_TOKENS - 1 of x; behind a barrier `wide_sums` hands out the sums. Called by
+    all threads of a block, on a GPU WIDE_WARPS warps or more."""
 
 
 @primitive(_gpu_sums)
-def wide_sums(ring, partial, x, weight, token, row, t, place, height, tile, part, parts):
+def wide_sums(ring, x, weight, token, row, t, place):
     """x[token] @ weight[row + j] for j = 0..7, as eight float32.
 
     Args:
-        partial: float32 [blocks, floats]: row tile * parts + p holds what part p left, [tokens, height].
         token, row: int32, of x and of the weights, which have rows up to row + 7.
         t: int32, the token's place among those that were multiplied.
         place: int32, the row's place in the tile, a multiple of 8.
-        tile: int32.
-        height, part, parts: int32, as in `multiply_wide`.
     """
     a, b, c, d = f32(0.0), f32(0.0), f32(0.0), f32(0.0)
     e, f, g, h = f32(0.0), f32(0.0), f32(0.0), f32(0.0)

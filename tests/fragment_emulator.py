@@ -34,9 +34,6 @@ class _Builder:
     def xor(self, value: Any, constant: Any) -> np.uint32:
         return np.uint32(int(value) ^ int(constant.constant))
 
-    def ptrtoint(self, value: Any, kind: Any) -> Any:
-        return value
-
     def extract_value(self, values: Any, index: int) -> Any:
         return values[index]
 
@@ -62,12 +59,6 @@ class _Builder:
         kind = re.match(r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.(\w+)\.\1\.f32", text)
         assert kind is not None
         return self._warp.mma(_KINDS[kind[1]], tuple(args[6:]), *args[:6])
-
-    def _ld(self, text: str, args: Any) -> tuple[np.float32, ...]:
-        assert text.startswith("ld.global.cg.v4.f32"), "another block's stores, perhaps behind a copy in L1"
-        array, offset = args[0]
-        assert int(offset) % 4 == 0
-        return tuple(array.reshape(-1)[int(offset) : int(offset) + 4])
 
     def _st(self, text: str, args: Any) -> None:
         address = int(args[0]) + _offset(text)
@@ -110,13 +101,11 @@ def fragments_module(warp: Warp) -> ModuleType:
     cuda.types = SimpleNamespace(UniTuple=lambda kind, count: None, float32=None, uint32=None, int64=None, void=None)  # type: ignore[attr-defined]
     extending.intrinsic = intrinsic  # type: ignore[attr-defined]
     typing.signature = lambda result, *arguments: SimpleNamespace(return_type=result, args=arguments)  # type: ignore[attr-defined]
-    mma = ModuleType("kernels.lang_mma")
-    mma._address = lambda context, builder, kind, array, offset: (array, offset)  # type: ignore[attr-defined]
     path = Path(kernels.__path__[0]) / "lang_wide.py"
     spec = importlib.util.spec_from_file_location("emulated_lang_wide", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    with mock.patch.dict(sys.modules, {known.__name__: known for known in (cuda, extending, typing, mma)}):
+    with mock.patch.dict(sys.modules, {known.__name__: known for known in (cuda, extending, typing)}):
         spec.loader.exec_module(module)
     return module

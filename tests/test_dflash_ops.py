@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from graphs.fused_ops import FusedOps, FusedScratch, Layout
+from graphs.fused_ops import FusedOps, Layout
 from graphs.ops import HeadOps, OpTable
 from graphs.plain_ops import PlainOps
 from runtime.checkpoint.random import RandomCheckpoint
@@ -23,7 +23,7 @@ def layers_of(source: str, **changes: int) -> Any:
     target, device = RandomCheckpoint("random:tiny").spec, VirtualDevice(EXECUTOR)
     spec, sizes = RandomDrafter(source, target).spec, StepSizes(2, 3, 64, 40, 4, 1)
     nothing: Any = None
-    fused = FusedOps(FusedScratch(nothing, nothing, nothing), nothing, layouts={"down": Layout(1, 1, 4, 7), "qkv": None})
+    fused = FusedOps(nothing, nothing, layouts={"down": Layout(1, 1, 4, 7), "qkv": None})
     table = OpTable(PlainOps(nothing), ((2, PlainOps(nothing)), (8, HeadOps(fused, PlainOps(nothing)))))
     shape = replace(decoder_shape(target), **changes)
     scratch = allocate_draft_scratch(device, spec, sizes)

@@ -16,7 +16,6 @@ from graphs.launch import Array
 from graphs.ops import OpTable
 from graphs.plain_ops import PagedAttention, PlainOps, Stripes
 from graphs.step_attention import StepAttention
-from graphs.wide_ops import EXCHANGE, Exchange
 from kernels.tile import TILE_ROWS
 from runtime.checkpoint.weights import STORAGE, WeightDtype
 from runtime.errors import ConfigError
@@ -94,8 +93,7 @@ def build_ops(
     attention = StepAttention(query, batch_invariant=invariant)
     stripes = _stripes(device, spec, sizes) if on_gpu else None
     library = PlainOps(attention, stripes)
-    exchange = allocate_exchange(device) if on_gpu and not invariant else None
-    fused = FusedOps(_fused_scratch(device, spec, sizes, exchange), attention)
+    fused = FusedOps(_fused_scratch(device, spec, sizes), attention)
     if invariant:
         return OpTable(fused), "fused for every step: batch_invariant"
     if choice == "auto" and chooser is not None:
@@ -111,19 +109,11 @@ def _stripes(device: Any, spec: ModelSpec, sizes: StepSizes) -> Stripes:
     return Stripes(device.array("stripe_value", shape, np.float32), device.array("stripe_column", shape, np.int32))
 
 
-def allocate_exchange(device: Any) -> Exchange:
-    """For the wide products of a stream."""
-    partial, arrivals = device.array("wide_partial", EXCHANGE, np.float32), device.array("wide_arrivals", EXCHANGE[:1], np.int32)
-    device.upload(arrivals, np.zeros(arrivals.shape, np.int32))
-    return Exchange(partial, arrivals)
-
-
-def _fused_scratch(device: Any, spec: ModelSpec, sizes: StepSizes, exchange: Exchange | None) -> FusedScratch:
+def _fused_scratch(device: Any, spec: ModelSpec, sizes: StepSizes) -> FusedScratch:
     tiles = -(-spec.hidden_size // TILE_ROWS)
     stripes = stripes_of(spec.vocab_size)
     return FusedScratch(
         squares=device.array("squares", (sizes.max_num_batched_tokens, tiles), np.float32),
         best_value=device.array("best_value", (stripes, sizes.num_logits), np.float32),
         best_column=device.array("best_column", (stripes, sizes.num_logits), np.int32),
-        exchange=exchange,
     )

@@ -116,10 +116,7 @@ def _layers_as_target(
 
     def same(ops: Ops) -> Ops:
         layers = ops.layers if isinstance(ops, HeadOps) else ops
-        if not isinstance(layers, FusedOps):
-            return library
-        scratch = replace(fused.scratch, exchange=layers.scratch.exchange)  # the target's products have ended by then
-        return replace(fused, layouts=layers.layouts, scratch=scratch)
+        return replace(fused, layouts=layers.layouts) if isinstance(layers, FusedOps) else library
 
     few = tuple((rows, same(ops)) for rows, ops in target.table.few)
     return LayersAsTarget(shape, OpTable(same(target.table.many), few))

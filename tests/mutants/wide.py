@@ -5,15 +5,15 @@ from __future__ import annotations
 from tests.mutants.mutation import mutation
 
 _TILE, _TEST = "kernels/wide_tile_gpu.py", "tests/test_gpu_wide.py::test_products"
-_SMALL = _TEST + "[bfloat16-17-120-320-128-1]"
+_SMALL = _TEST + "[bfloat16-9-120-456]"
 
 MUTATIONS = (
     mutation(
         "ring-refilled-before-it-was-read",
         "9d-49",
         _TILE,
-        "            if k >= parts and chunk * i32(64) < depth:",
-        "            if chunk * i32(64) < depth:",
+        "            if chunk > i32(0) and ahead < chunks:",
+        "            if ahead < chunks:",
         test=_SMALL,
         text="only on a GPU, and only where a row has more chunks than the ring",
         expects="AssertionError",
