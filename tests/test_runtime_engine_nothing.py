@@ -91,8 +91,8 @@ def check_reports(engine: Engine, reference: Reference, caplog: pytest.LogCaptur
 
 
 @contextmanager
-def drafting(reference: Reference, drafts: str, **settings: Any) -> Iterator[Engine]:
-    """A damaged engine that drafts by n-grams, by a table, or not. The table has one draft behind each token: BAD behind 19, where
+def proposing(drafts: str) -> Iterator[int]:
+    """How many drafts a step has, of n-grams, of a table, or none. The table has one draft behind each token: BAD behind 19, where
     it is right in two texts and wrong in the others."""
     with ExitStack() as stack:
         if drafts == "table":
@@ -100,7 +100,14 @@ def drafting(reference: Reference, drafts: str, **settings: Any) -> Iterator[Eng
             for before, token in ((10, 19), (19, BAD), (BAD, 7), (21, BAD), (5, 21)):
                 ids[before] = token
             stack.enter_context(drafts_from(ids, np.ones((VOCAB_SIZE, 1), np.float32)))
-        yield stack.enter_context(damaged(reference, 0 if drafts == "none" else 3, **{"scheduler__max_num_seqs": 4, **settings}))
+        yield 0 if drafts == "none" else 3
+
+
+@contextmanager
+def drafting(reference: Reference, drafts: str, **settings: Any) -> Iterator[Engine]:
+    """A damaged engine that speculates."""
+    with proposing(drafts) as k, damaged(reference, k, **{"scheduler__max_num_seqs": 4, **settings}) as engine:
+        yield engine
 
 
 @pytest.mark.parametrize("drafts", ["none", "ngram", "table"])
@@ -142,18 +149,17 @@ def test_a_drafter_of_nothing_changes_no_text(
     assert "no token could be chosen" not in caplog.text
 
 
-@pytest.mark.parametrize("drafts", ["none", "ngram"])
-@pytest.mark.parametrize("settings", [WAYS[0], WAYS[2], WAYS[8]], ids=str)
+@pytest.mark.parametrize("drafts", ["none", "ngram", "table"])
+@pytest.mark.parametrize("settings", [WAYS[0], WAYS[2], WAYS[8], {"speculator__verification": "block"}], ids=str)
 def test_greedy_requests_beside_sampled_ones(
     reference: Reference, drafts: str, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Steps of both kinds: one warm request is healthy, one ends as the greedy ones do."""
     warm = [Arrival([10, 11], replace(WARM, seed=seed), step=2) for seed in range(6)]
-    k = 0 if drafts == "none" else 3
-    with open_tiny(reference.model.path, k=k) as engine:
+    with proposing(drafts) as k, open_tiny(reference.model.path, k=k, **settings) as engine:
         sound = [output.token_ids for output in drive(engine, warm)]
     assert {BAD in text[:-1] for text in sound} == {True, False}
-    with damaged(reference, k, **settings) as engine:
+    with drafting(reference, drafts, **settings) as engine:
         outputs = drive(engine, [*ARRIVALS, *warm])
         assert [(output.finish_reason, len(output.token_ids)) for output in outputs[: len(ARRIVALS)]] == ENDED
         for text, output in zip(sound, outputs[len(ARRIVALS) :], strict=True):
