@@ -53,7 +53,7 @@ def test_a_change_anywhere_below_is_another_key(sources: Path, changed: str) -> 
 
 
 def test_the_modules_of_a_kernel_are_those_that_python_loads() -> None:
-    for module in ("attend_step", "wide_project"):
+    for module in ("attend_step", "wide_gate_up"):
         code = f"import sys, kernels.{module}; print(*[name[8:] for name in sys.modules if name.startswith('kernels.')])"
         environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
