@@ -105,6 +105,7 @@ def _prove(
     quiet: bool,
 ) -> list[GateReport]:
     from graphs.cpu_executor import CpuExecutor
+    from graphs.cpu_matmul import use_threads
     from runtime.device import open_device
     from runtime.gates.case import Case
     from runtime.gates.gates import run_gate
@@ -119,6 +120,8 @@ def _prove(
         # Opened before the first case: a machine without a usable GPU is one error, not one for each case.
         open_device("cuda").close()
         venue = OnGpu()
+    else:
+        use_threads(1)
     bars, reports = silent_bar if quiet else progress_bar, []
     for name in names:
         with bars(name, "cases") as advance:

@@ -74,6 +74,8 @@ def _play_here(gate: str, case: Case) -> Played:
     """In a process of its own, which loads its kernels once."""
     if not _executors:
         from graphs.cpu_executor import CpuExecutor
+        from graphs.cpu_matmul import use_threads
 
+        use_threads(1)  # the products of a toy are small: threads of them would only wait for each other
         _executors.append(CpuExecutor())
     return play_case(gate, case, _executors[0])
