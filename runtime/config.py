@@ -282,7 +282,10 @@ def load_config(source: ConfigSource, overrides: Sequence[str] = (), **keywords:
     if isinstance(source, RunConfig):
         data, name = source.as_dict(), "configuration"
     elif isinstance(source, Mapping):
-        data, name = merge({}, source), "configuration"
+        try:
+            data, name = merge({}, source), "configuration"
+        except RecursionError:
+            raise ConfigError("configuration: a mapping in it holds itself") from None
     else:
         data, name = _beside(read_yaml(source), Path(source)), str(source)
     for text in overrides:

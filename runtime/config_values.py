@@ -69,12 +69,13 @@ def _acceptance(value: object) -> str:
     """`real`, or `synthetic:RATE` with a rate of 0..1."""
     if value == "real":
         return "real"
-    kind, _, rate = value.partition(":") if isinstance(value, str) else ("", "", "")
+    kind, _, text = value.partition(":") if isinstance(value, str) else ("", "", "")
     try:
-        if kind == "synthetic" and 0.0 <= float(rate) <= 1.0:
-            return f"synthetic:{float(rate):g}"
+        rate = float(text)
     except ValueError:
-        pass
+        rate = -1.0
+    if kind == "synthetic" and 0.0 <= rate <= 1.0:
+        return f"synthetic:{rate:g}"
     raise PydanticCustomError("acceptance", "must be real or synthetic:RATE with a rate of 0..1, e.g. synthetic:0.7")
 
 

@@ -108,6 +108,13 @@ def test_a_few_lines_that_stand_for_gigabytes(tmp_path: Path, place: str) -> Non
         load_config(path)
 
 
+def test_a_mapping_that_holds_itself() -> None:
+    endless: dict[str, Any] = {"model": {"source": "a"}}
+    endless["runner"] = endless
+    with pytest.raises(ConfigError, match="a mapping in it holds itself"):
+        load_config(endless)
+
+
 @pytest.mark.parametrize("prompt", [{"a": 1}, [{"role": "user"}], [{"role": [1] * 99, "content": "a"}], [[1] * 99]], ids=str)
 def test_a_prompt_that_is_none_is_shown_in_short(prompt: Any) -> None:
     with pytest.raises(Exception, match="must") as error:
