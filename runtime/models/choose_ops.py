@@ -27,6 +27,7 @@ from graphs.flow_ops import FlowLayout
 from graphs.fused_ops import FusedOps, forms_of
 from graphs.ops import ForwardPass, HeadOps, Ops, OpTable
 from graphs.plain_ops import PlainOps
+from graphs.wide_ops import WideLayout
 from kernels.tile import TILE_TOKENS
 from runtime.checkpoint.cache import cache_folder
 from runtime.models import choose_algorithms
@@ -240,6 +241,8 @@ class OpsChooser:
         for place, form in enumerate(forms_of(name, *getattr(self.model.layers[0], name).shape)):
             if isinstance(form, FlowLayout) and run.num_tokens > TILE_TOKENS:
                 continue  # it would read the weights once more for every eight rows
+            if isinstance(form, WideLayout) and run.num_tokens <= TILE_TOKENS:
+                continue  # for more rows than the others read the weights once for
             ops = laid_out(fused, self.model.layers[0], places | {name: place})
             records[f"{name} {place}"] = lambda ops=ops: self._layers(run, ops)  # type: ignore[misc]
         times = measure_in_turn(self.device, run.launch, records)
