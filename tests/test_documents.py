@@ -18,7 +18,8 @@ from runtime.cli import app
 from runtime.config import RunConfig, Section
 from tests.conftest import ROOT
 
-PAGES = ["README.md", "CHANGELOG.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")) if path.name != "mutants.md")]
+DOCS = [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")) if path.name != "mutants.md"]
+PAGES = ["README.md", "CHANGELOG.md", *DOCS]
 SECTIONS = {name: kind.annotation for name, kind in RunConfig.model_fields.items()}
 COMMANDS: Any = typer.main.get_command(app)
 
@@ -94,6 +95,12 @@ def test_help_of_every_command_says_what_each_option_is(name: str) -> None:
     assert len(" ".join(summary.split())) < 132, "the list of commands shows the first paragraph"
     silent = [param.name for param in command.params if not getattr(param, "help", None) and param.name not in ("help",)]
     assert silent == []
+
+
+def test_every_package_is_installed() -> None:
+    packages = (ROOT / "pyproject.toml").read_text().partition("packages = [")[2].partition("]")[0]
+    folders = [path.parent for top in ("kernels", "graphs", "runtime") for path in (ROOT / top).rglob("__init__.py")]
+    assert set(re.findall(r'"([\w.]+)"', packages)) == {".".join(folder.relative_to(ROOT).parts) for folder in folders}
 
 
 def test_the_python_of_the_readme_is_python() -> None:
