@@ -1,8 +1,5 @@
 """Racecheck of the workload's kernels: compiled first without the tool, then each kernel in a process of its own; the same of
-copies of the sources in which a race was planted.
-
-Kernels of clusters are always looked at: those that the tool leaves alone end with an illegal address under it (version 2025.3.1).
-"""
+copies of the sources in which a race was planted."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from tests.sanitize.sanitizer import Finding, Outcome, Sanitizer, end_all
 CALL = (sys.executable, "-m", "tests.sanitize.workload")
 WARM_LIMIT_S = 240
 Kernels = Sequence[Mapping[str, Any]]
-"""What the workload says of each: name, entry, shared, cluster."""
+"""What the workload says of each: name, entry, shared."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +70,10 @@ class RaceChecks:
                 return None
             say(f"{found['accepted']} of {found['drafted']} drafts accepted")
             kernels = [kernel for kernel in found["kernels"] if kernel["shared"] and (not only or kernel["name"] in only)]
-            clusters = [kernel["entry"] for kernel in found["kernels"] if kernel["cluster"] > 1]
             try:
-                own = [pool.submit(self._check, ROOT, kernel["name"], kernel["entry"], clusters) for kernel in kernels]
+                own = [pool.submit(self._check, ROOT, kernel["name"], kernel["entry"]) for kernel in kernels]
                 planted = [
-                    pool.submit(self._planted, Path(name) / str(number), damage, found["kernels"], clusters)
+                    pool.submit(self._planted, Path(name) / str(number), damage, found["kernels"])
                     for number, damage in enumerate(damages)
                 ]
                 findings = {kernel["entry"]: job.result() for kernel, job in zip(kernels, own, strict=True)}
@@ -88,18 +84,17 @@ class RaceChecks:
                 raise
         return Checked(found["kernels"], findings, controls)
 
-    def _planted(self, folder: Path, damage: Damage, kernels: Kernels, clusters: Sequence[str]) -> Finding:
+    def _planted(self, folder: Path, damage: Damage, kernels: Kernels) -> Finding:
         damage.copy_to(folder)
         warm(folder, WARM_LIMIT_S)
         entries = [kernel["entry"] for kernel in kernels if kernel["name"] == damage.kernel]
         if not entries:
             return Finding(Outcome.BROKEN, 0, 0.0, f"the workload launches no {damage.kernel}")
-        return self._check(folder, str(damage), entries[0], clusters)
+        return self._check(folder, str(damage), entries[0])
 
-    def _check(self, folder: Path, what: str, entry: str, clusters: Sequence[str]) -> Finding:
-        entries = list(dict.fromkeys([entry, *clusters]))
+    def _check(self, folder: Path, what: str, entry: str) -> Finding:
         finding = self.racecheck.run(
-            entries, CALL, folder=folder, environment=environment_of(folder), limit_s=self.limit_s
+            [entry], CALL, folder=folder, environment=environment_of(folder), limit_s=self.limit_s
         )  # fmt: skip
         say(f"{what}: {finding.verdict} in {finding.seconds:.0f} s")
         if self.logs is not None:
