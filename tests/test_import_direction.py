@@ -20,7 +20,7 @@ ALLOWED = {
     "kernels/*.py": {"kernels"},
     "graphs/*_executor.py": {"kernels", "graphs", "numba", "numpy"},
     "graphs/simulator_block.py": {"numba", "numpy"},
-    "graphs/compile_cache.py": {"kernels", "numba", "numpy"},
+    "graphs/compile_cache.py": {"kernels", "graphs", "numba", "numpy"},
     "graphs/cpu_matmul.py": {"graphs", "numba", "numpy", "threadpoolctl"},
     "graphs/capture.py": {"kernels", "graphs", "numpy", "cupy", "cuda"},
     "graphs/direct_launch.py": {"cuda"},
