@@ -58,8 +58,9 @@ class ChatTemplate:
                 **self._tokens,
             )
         except Exception as error:  # The template is foreign code: whatever it raises is about this prompt.
+            reason = str(error) or type(error).__name__
             raise PromptError(
-                f"chat template failed: {str(error) or type(error).__name__}; check the roles and their order, or set run.chat to false"
+                f"chat template failed: {reason}; check the roles and their order, or set run.chat to false"
             ) from error
 
 
