@@ -7,12 +7,10 @@ from dataclasses import dataclass, replace
 from graphs.draft_pass import DraftPass
 from graphs.drafter_arrays import DraftConvArrays, DraftLayerArrays
 from graphs.launch import Array
-from graphs.step_attention import CLUSTERS, cluster_blocks, pair_tiles
-from kernels.attend_step import WARPS
+from graphs.step_attention import CLUSTERS, STEP_THREADS, cluster_blocks, pair_tiles
 from kernels.block_attend import block_attend
 from kernels.block_join import join_conv, join_norm
 
-ATTEND_THREADS = 32 * WARPS
 JOIN_THREADS = 32 * 8
 NORM_THREADS = 32 * 2
 
@@ -89,7 +87,7 @@ class ClusterBlockAttention:
         run.launch.launch(
             _ATTEND[cluster_blocks(grid[0] * grid[1] * grid[2])],
             grid,
-            ATTEND_THREADS,
+            STEP_THREADS,
             scratch.attention[:count],
             layer.k_cache,
             layer.v_cache,

@@ -8,17 +8,19 @@ from graphs.arrays import LayerArrays
 from graphs.launch import Array
 from graphs.ops import ForwardPass
 from kernels.attend import BLOCK_PAIRS, NARROW_HEAD, attend_rows, attend_wide_rows
-from kernels.attend_step import CLUSTER, PAIRS, WARPS, attend_step, norm_attend_step
+from kernels.attend_step import CLUSTER, MOST_WARPS, PAIRS, WARPS, attend_step, norm_attend_step
 from kernels.rotate import norm_rotate_store, rotate_store
 from kernels.rotate_many import DIMS_A_LANE, norm_rotate_many, rotate_many
 
 THREADS = 32 * WARPS
 
-_BLOCKS = 264
-"""Blocks that a step is laid out for: two on each multiprocessor of an H200. Smaller clusters where there would be more."""
+STEP_THREADS = 32 * MOST_WARPS
 
-_LARGEST_BLOCKS = 64
-"""Blocks up to which clusters are as large as can be: one of eight costs more than one of four, and is for few tiles."""
+_BLOCKS = 132
+"""Blocks that a step is laid out for: one on each multiprocessor of an H200. Smaller clusters where there would be more."""
+
+_LARGEST_BLOCKS = 32
+"""Blocks up to which clusters are as large as can be: one of four costs more than one of two, and is for few tiles."""
 
 _MIXED_TILES = 8
 """Tiles of one request that run at once where rows differ: most requests have one or none, and a block costs even so."""
@@ -122,9 +124,9 @@ class StepAttention:
         if layer.q_norm is not None and layer.k_norm is not None:
             gains, eps = (layer.q_norm, layer.k_norm), shape.rms_norm_eps
             last = (eps, scale, int(stored), inputs.num_requests)
-            run.launch.launch(_NORMED[size], grid, THREADS, *arrays, *gains, *where, *last)
+            run.launch.launch(_NORMED[size], grid, STEP_THREADS, *arrays, *gains, *where, *last)
         else:
-            run.launch.launch(_PLAIN[size], grid, THREADS, *arrays, *where, scale, int(stored), inputs.num_requests)
+            run.launch.launch(_PLAIN[size], grid, STEP_THREADS, *arrays, *where, scale, int(stored), inputs.num_requests)
 
     def _rows(self, run: ForwardPass, layer: LayerArrays) -> None:
         shape, tokens, inputs = run.model.shape, run.num_tokens, run.step.inputs

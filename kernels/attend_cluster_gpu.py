@@ -19,7 +19,7 @@ from kernels.lang_mma import ring_address
 from kernels.lang_overlap import cluster_barrier, cluster_rank, cluster_size, let_next_launch_start, wait_for_launches
 
 _KEYS, _VALUES = TILE_KEYS, VALUES
-_WARPS = 4
+_WARPS = 8
 
 PAIRS = 16
 """Pairs that go over the keys together."""

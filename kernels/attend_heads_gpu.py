@@ -123,42 +123,38 @@ def new_keys_with(pair: Any) -> Any:
         """Keys begin, begin + step, .. below end, and their values: to their tiles, where that of number `tile` is at `base`, and
         with `stores` to the cache. By a whole warp.
 
-        key_at: of the key head within a row of qkv. slot_mapping None: nothing is stored. Two keys at a time: their loads are
-        under way together.
+        key_at: of the key head within a row of qkv. slot_mapping None: nothing is stored. One at a time, of few: what is long takes
+        its time even where it is not run.
         """
         head_dim = i32(k_cache.shape[3])
         gains = gains_of(k_gain, head_dim)
         value_at = i32(key_at + i32(k_cache.shape[2]) * head_dim)
         key = i32(begin)
         while key < end:
-            other = i32(key + step) if i32(key + step) < end else key
-            entry, other_entry = i32(-1), i32(-1)
+            entry, start = i32(-1), i32((token + key - before) * width)
             if slot_mapping is not None and stores:
                 entry = early_int(slot_mapping, i64(i32(token + key - before)))
-                other_entry = early_int(slot_mapping, i64(i32(token + other - before)))
-            here, there = i32((token + key - before) * width), i32((token + other - before) * width)
-            x0, x1 = head_of(qkv, i32(here + key_at), head_dim), head_of(qkv, i32(there + key_at), head_dim)
-            v0, v1 = head_of(qkv, i32(here + value_at), head_dim), head_of(qkv, i32(there + value_at), head_dim)
-            t0, t1 = head_of(table, i32(key * head_dim), head_dim), head_of(table, i32(other * head_dim), head_dim)
-            c0, c1 = scale_of(x0, k_gain, head_dim, eps), scale_of(x1, k_gain, head_dim, eps)
-            k0, w0 = words(turned(x0, c0, k_gain, gains, t0)), words(v0)
+            x, v = head_of(qkv, i32(start + key_at), head_dim), head_of(qkv, i32(start + value_at), head_dim)
+            angles = head_of(table, i32(key * head_dim), head_dim)
+            k, w = words(turned(x, scale_of(x, k_gain, head_dim, eps), k_gain, gains, angles)), words(v)
             at, row = tile_at(base, tile, key), i32(key & i32(_KEYS - 1))
-            put_row(at, row, head_dim, k0)
-            put_row(u32(at + u32(_VALUES)), row, head_dim, w0)
+            put_row(at, row, head_dim, k)
+            put_row(u32(at + u32(_VALUES)), row, head_dim, w)
             if entry >= i32(0):
-                store_head(k_cache, entry, kv_head, head_dim, k0)
-                store_head(v_cache, entry, kv_head, head_dim, w0)
-            if other > key:
-                k1, w1 = words(turned(x1, c1, k_gain, gains, t1)), words(v1)
-                at, row = tile_at(base, tile, other), i32(other & i32(_KEYS - 1))
-                put_row(at, row, head_dim, k1)
-                put_row(u32(at + u32(_VALUES)), row, head_dim, w1)
-                if other_entry >= i32(0):
-                    store_head(k_cache, other_entry, kv_head, head_dim, k1)
-                    store_head(v_cache, other_entry, kv_head, head_dim, w1)
-            key = i32(key + i32(2) * step)
+                store_head(k_cache, entry, kv_head, head_dim, k)
+                store_head(v_cache, entry, kv_head, head_dim, w)
+            key = i32(key + step)
 
     return new_keys
+
+
+@device_function
+def query_of(qkv, table, width, token, before, last_key, group, share, first_head, pair, head_dim):
+    """A lane's elements of the query of a pair of the request, and its angles."""
+    row = quotient(pair, share)
+    head = i32(first_head + pair - row * group)
+    x = head_of(qkv, i32((token + row) * width + head * head_dim), head_dim)
+    return x, head_of(table, i32(min(i32(before + row), last_key) * head_dim), head_dim)
 
 
 def queries_with(pair: Any) -> Any:
@@ -169,34 +165,18 @@ def queries_with(pair: Any) -> Any:
         base, qkv, gain, table, width, token, before, last_key, group, share, first_head, first_pair, pairs, head_dim, eps, who,
         among,
     ):  # fmt: skip
-        """Pairs who, who + among, .. rotated, to rows of the tile at `base`. By a whole warp; as many as four at a time."""
-        gains = gains_of(gain, head_dim)
+        """Pairs who, who + among, .. rotated, to rows of the tile at `base`. By a whole warp; two at a time."""
+        gains, last = gains_of(gain, head_dim), i32(first_pair + pairs - i32(1))
         p = i32(who)
         while p < pairs:
-            last = i32(pairs - i32(1))
-            p1, p2, p3 = i32(p + among), i32(p + i32(2) * among), i32(p + i32(3) * among)
-            r0, r1 = quotient(i32(first_pair + p), share), quotient(i32(first_pair + min(p1, last)), share)
-            r2, r3 = quotient(i32(first_pair + min(p2, last)), share), quotient(i32(first_pair + min(p3, last)), share)
-            head = i32(first_head + first_pair)
-            h0, h1 = i32(head + p - r0 * group), i32(head + min(p1, last) - r1 * group)
-            h2, h3 = i32(head + min(p2, last) - r2 * group), i32(head + min(p3, last) - r3 * group)
-            x0 = head_of(qkv, i32((token + r0) * width + h0 * head_dim), head_dim)
-            x1 = head_of(qkv, i32((token + r1) * width + h1 * head_dim), head_dim)
-            x2 = head_of(qkv, i32((token + r2) * width + h2 * head_dim), head_dim)
-            x3 = head_of(qkv, i32((token + r3) * width + h3 * head_dim), head_dim)
-            t0 = head_of(table, i32(min(i32(before + r0), last_key) * head_dim), head_dim)
-            t1 = head_of(table, i32(min(i32(before + r1), last_key) * head_dim), head_dim)
-            t2 = head_of(table, i32(min(i32(before + r2), last_key) * head_dim), head_dim)
-            t3 = head_of(table, i32(min(i32(before + r3), last_key) * head_dim), head_dim)
-            c0, c1 = scale_of(x0, gain, head_dim, eps), scale_of(x1, gain, head_dim, eps)
-            c2, c3 = scale_of(x2, gain, head_dim, eps), scale_of(x3, gain, head_dim, eps)
-            put_row(base, p, head_dim, words(turned(x0, c0, gain, gains, t0)))
-            if p1 < pairs:
-                put_row(base, p1, head_dim, words(turned(x1, c1, gain, gains, t1)))
-            if p2 < pairs:
-                put_row(base, p2, head_dim, words(turned(x2, c2, gain, gains, t2)))
-            if p3 < pairs:
-                put_row(base, p3, head_dim, words(turned(x3, c3, gain, gains, t3)))
-            p = i32(p + i32(i32(4) * among))
+            other = i32(p + among)
+            here, there = i32(first_pair + p), min(i32(first_pair + other), last)
+            x, t = query_of(qkv, table, width, token, before, last_key, group, share, first_head, here, head_dim)
+            y, u = query_of(qkv, table, width, token, before, last_key, group, share, first_head, there, head_dim)
+            c, d = scale_of(x, gain, head_dim, eps), scale_of(y, gain, head_dim, eps)
+            put_row(base, p, head_dim, words(turned(x, c, gain, gains, t)))
+            if other < pairs:
+                put_row(base, other, head_dim, words(turned(y, d, gain, gains, u)))
+            p = i32(other + among)
 
     return queries

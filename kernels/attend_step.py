@@ -36,14 +36,20 @@ MAX_HEAD_DIM = 128
 """Longest head: the sums of a block fill its shared memory."""
 
 WARPS = 4
-"""Warps of a block that share its keys; more do nothing."""
+"""Warps of a block that share its keys in the common form; more do nothing."""
 
-CLUSTER = 8
+MOST_WARPS = 8
+"""The same in the tensor cores' form."""
+
+CLUSTER = 4
 """Blocks that share the keys of a tile of pairs."""
 
-_RING = WARPS * PAIRS * MAX_HEAD_DIM + 128  # keys and values under way, later sums; more to begin at 512 bytes
+RING_BYTES = 4 * (MOST_WARPS * PAIRS * MAX_HEAD_DIM + 128)
+"""Dynamic shared memory of a GPU's block: keys and values of each warp under way, later its sums; it begins at 512 bytes."""
+
+_SUMS = WARPS * PAIRS * MAX_HEAD_DIM
 _QUERIES = PAIRS * MAX_HEAD_DIM + 64
-_STATS = 2 * WARPS * PAIRS + 4
+_STATS = 2 * MOST_WARPS * PAIRS + 4
 _REGISTERS = 168  # three blocks on a multiprocessor, and nothing spilled
 _EARLY = ("k_cache", "v_cache", "block_tables", "positions", "idx_mapping", "query_start_loc", "num_requests", "slot_mapping")
 
@@ -100,7 +106,7 @@ def attend_keys(
     """The pairs over the calling warp's tiles of keys: the sums of values by their shares to `ring`, maximum and total to `stats`.
 
     Args:
-        ring: float32 shared [WARPS * PAIRS * MAX_HEAD_DIM + 128]; a sum of pair p is element (warp * PAIRS + p) * MAX_HEAD_DIM + d.
+        ring: float32 shared [WARPS * PAIRS * MAX_HEAD_DIM]; a sum of pair p is element (warp * PAIRS + p) * MAX_HEAD_DIM + d.
         k_cache, v_cache: [blocks, block_size, nkv, hd].
         stats: float32 shared [WARPS, 2, PAIRS], flat.
         queries: of `rotate_queries`.
@@ -206,7 +212,14 @@ def attend_requests(
         request += i32(cuda.gridDim.z)
 
 
-@kernel(writes=("out", "k_cache", "v_cache"), max_registers=_REGISTERS, overlap=True, early=_EARLY, cluster=CLUSTER)
+@kernel(
+    writes=("out", "k_cache", "v_cache"),
+    max_registers=_REGISTERS,
+    overlap=True,
+    early=_EARLY,
+    cluster=CLUSTER,
+    shared=RING_BYTES,
+)
 def attend_step(
     out, k_cache, v_cache, qkv, table, block_tables, positions, slot_mapping, idx_mapping, query_start_loc, num_heads, scale,
     stored, num_requests,
@@ -230,11 +243,13 @@ def attend_step(
         stored: int32; not 0: `rotate_store` has stored the step's keys and values before.
         num_requests: int32 [1], live requests.
 
-    Launch: grid (tiles of pairs, kv heads, requests), any of them, four warps; a GPU makes a cluster of each tile. Barriers are
-    reached by all threads of a cluster: loops depend on blockIdx and device state alone. Safe under capture, and idempotent.
+    Launch: grid (tiles of pairs, kv heads, requests), any of them, eight warps at most; a GPU makes a cluster of each tile.
+    Barriers are reached by all threads of a cluster: loops depend on blockIdx and device state alone. Safe under capture, and
+    idempotent.
     Oracle: oracle_attend.attend_step.
     """
-    ring = cuda.shared.array(_RING, f32)
+    ring = cuda.shared.array(0, f32)
+    sums = cuda.shared.array(_SUMS, f32)
     queries = cuda.shared.array(_QUERIES, f32)
     stats = cuda.shared.array(_STATS, f32)
     if has_tensor_step(k_cache):
@@ -245,11 +260,18 @@ def attend_step(
     else:
         attend_requests(
             out, k_cache, v_cache, qkv, None, None, table, block_tables, positions, slot_mapping, idx_mapping, query_start_loc,
-            num_heads, f32(0.0), scale, stored, num_requests, ring, queries, stats,
+            num_heads, f32(0.0), scale, stored, num_requests, sums, queries, stats,
         )  # fmt: skip
 
 
-@kernel(writes=("out", "k_cache", "v_cache"), max_registers=_REGISTERS, overlap=True, early=_EARLY, cluster=CLUSTER)
+@kernel(
+    writes=("out", "k_cache", "v_cache"),
+    max_registers=_REGISTERS,
+    overlap=True,
+    early=_EARLY,
+    cluster=CLUSTER,
+    shared=RING_BYTES,
+)
 def norm_attend_step(
     out, k_cache, v_cache, qkv, q_gain, k_gain, table, block_tables, positions, slot_mapping, idx_mapping, query_start_loc,
     num_heads, eps, scale, stored, num_requests,
@@ -263,7 +285,8 @@ def norm_attend_step(
 
     Launch and ownership as in `attend_step`. Oracle: oracle_attend.norm_attend_step.
     """
-    ring = cuda.shared.array(_RING, f32)
+    ring = cuda.shared.array(0, f32)
+    sums = cuda.shared.array(_SUMS, f32)
     queries = cuda.shared.array(_QUERIES, f32)
     stats = cuda.shared.array(_STATS, f32)
     if has_tensor_step(k_cache):
@@ -274,5 +297,5 @@ def norm_attend_step(
     else:
         attend_requests(
             out, k_cache, v_cache, qkv, q_gain, k_gain, table, block_tables, positions, slot_mapping, idx_mapping, query_start_loc,
-            num_heads, eps, scale, stored, num_requests, ring, queries, stats,
+            num_heads, eps, scale, stored, num_requests, sums, queries, stats,
         )  # fmt: skip

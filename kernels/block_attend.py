@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.attend_step import MAX_HEAD_DIM, PAIRS, WARPS
+from kernels.attend_step import MAX_HEAD_DIM, MOST_WARPS, PAIRS, RING_BYTES, WARPS
 from kernels.exponential import exp
 from kernels.lang import NEG_INF, SIMULATED, cuda, device_function, f32, i32, kernel
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
@@ -20,12 +20,12 @@ from kernels.rotate import head_scale, rotate_head
 if not SIMULATED:
     import kernels.block_attend_gpu as block_attend_gpu
 
-CLUSTER = 8
+CLUSTER = 4
 """Blocks that share the keys of a tile of pairs."""
 
-_RING = WARPS * PAIRS * MAX_HEAD_DIM + 128
+_SUMS = WARPS * MAX_HEAD_DIM
 _QUERIES = PAIRS * MAX_HEAD_DIM + 64
-_STATS = 2 * WARPS * PAIRS + 4
+_STATS = 2 * MOST_WARPS * PAIRS + 4
 _REGISTERS = 168  # three blocks on a multiprocessor
 _EARLY = ("k_cache", "v_cache", "block_tables", "idx_mapping", "context_lens", "block_lens", "num_requests")
 
@@ -139,7 +139,7 @@ def attend_blocks(
         request += i32(cuda.gridDim.z)
 
 
-@kernel(writes=("out",), max_registers=_REGISTERS, overlap=True, early=_EARLY, cluster=CLUSTER)
+@kernel(writes=("out",), max_registers=_REGISTERS, overlap=True, early=_EARLY, cluster=CLUSTER, shared=RING_BYTES)
 def block_attend(
     out, k_cache, v_cache, qkv, q_gain, k_gain, table, block_tables, idx_mapping, context_lens, block_lens, num_heads, eps, window,
     causal, scale, num_requests,
@@ -161,11 +161,13 @@ def block_attend(
         scale: float32.
         num_requests: int32 [1], live requests.
 
-    Launch: grid (tiles of pairs, kv heads, requests), any of them, four warps; a GPU makes a cluster of each tile. Barriers are
-    reached by all threads of a cluster: loops depend on blockIdx and device state alone. Safe under capture, and idempotent.
+    Launch: grid (tiles of pairs, kv heads, requests), any of them, eight warps at most; a GPU makes a cluster of each tile.
+    Barriers are reached by all threads of a cluster: loops depend on blockIdx and device state alone. Safe under capture, and
+    idempotent.
     Oracle: oracle_dflash.block_attend.
     """
-    ring = cuda.shared.array(_RING, f32)
+    ring = cuda.shared.array(0, f32)
+    sums = cuda.shared.array(_SUMS, f32)
     queries = cuda.shared.array(_QUERIES, f32)
     stats = cuda.shared.array(_STATS, f32)
     if has_tensor_block(k_cache):
@@ -176,5 +178,5 @@ def block_attend(
     else:
         attend_blocks(
             out, k_cache, v_cache, qkv, q_gain, k_gain, table, block_tables, idx_mapping, context_lens, block_lens, num_heads, eps,
-            window, causal, scale, num_requests, ring, queries,
+            window, causal, scale, num_requests, sums, queries,
         )  # fmt: skip

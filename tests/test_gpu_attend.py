@@ -78,6 +78,7 @@ def run_step(args: dict[str, Any], storage: str, warps: int, blocks: int) -> Non
         ("bfloat16", True, 64, 32, 12, 8, 2, 2, 1),
         ("bfloat16", True, 128, 16, 150, 2, 4, 4, 2),
         ("float16", True, 64, 16, 156, 8, 2, 2, 3),
+        ("bfloat16", True, 64, 16, 200, 8, 2, 8, 1),
     ],
     ids=str,
 )

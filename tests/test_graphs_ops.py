@@ -228,15 +228,15 @@ def test_one_set_records_every_step_of_its_table() -> None:
 @pytest.mark.parametrize(
     ("rows", "requests", "num_heads", "num_kv_heads", "expected"),
     [
-        (1, 1, 9, 3, 8),
-        (8, 1, 9, 3, 8),
-        (1, 8, 9, 3, 4),
-        (8, 8, 9, 3, 4),
-        (1, 1, 32, 8, 8),
-        (8, 1, 32, 8, 4),
-        (1, 8, 32, 8, 4),
-        (8, 8, 32, 8, 2),
-        (8, 64, 32, 8, 2),
+        (1, 1, 9, 3, 4),
+        (8, 1, 9, 3, 4),
+        (1, 8, 9, 3, 2),
+        (8, 8, 9, 3, 2),
+        (1, 1, 32, 8, 4),
+        (8, 1, 32, 8, 2),
+        (1, 8, 32, 8, 2),
+        (8, 8, 32, 8, 1),
+        (8, 64, 32, 8, 1),
     ],
 )
 def test_clusters_grow_smaller_where_there_are_many(
