@@ -199,10 +199,10 @@ class FusedOps:
         if layout is None:
             run.launch.matmul(qkv, run.scratch.normed[:tokens], layer.qkv, run.live)
         elif isinstance(layout, FlowLayout):
-            layout.record_project(run, qkv, *self._product_input(run), layer.qkv, self._scaled(run))
+            layout.record_project(run, qkv, *self._product_input(run), layer.qkv, int(self._whole_norm(run, "down")))
         else:
             threads = 32 * (layout.warps + 1)
-            arguments = (qkv, *self._product_input(run), layer.qkv, eps, self._scaled(run), layout.parts, run.live)
+            arguments = (qkv, *self._product_input(run), layer.qkv, eps, int(self._whole_norm(run, "down")), layout.parts, run.live)
             kernel = norm_project if layout.slabs == 1 else norm_project_two
             run.launch.launch(layout.kernel(kernel), layout.grid, threads, *arguments)
         if layer.qkv_bias is not None:
@@ -233,7 +233,7 @@ class FusedOps:
             run.launch.launch(norm_swiglu, _sharing_grid(activated), _SHARING_THREADS, *behind)
             return
         if isinstance(layout, FlowLayout):
-            layout.record_gate_up(run, *self._product_input(run), layer, self._scaled(run))
+            layout.record_gate_up(run, *self._product_input(run), layer, int(self._whole_norm(run, "out")))
             return
         threads = 32 * (layout.warps + 1)
         arguments = (
@@ -241,7 +241,7 @@ class FusedOps:
             *self._product_input(run),
             layer.gate_up,
             eps,
-            self._scaled(run),
+            int(self._whole_norm(run, "out")),
             layout.parts,
             run.live,
         )
@@ -280,13 +280,16 @@ class FusedOps:
 
     def _layout(self, name: str, weight: Array) -> Layout | FlowLayout | None:
         layout = self.layouts[name] if name in self.layouts else layouts_of(name, *weight.shape)[0]
-        assert not isinstance(layout, WideLayout), f"{name}: gate and up alone have a wide form"
+        assert not isinstance(layout, WideLayout), f"{name}: not asked for a wide form"
         return layout
 
     def _project_residual(self, run: ForwardPass, name: str, x: Array, weight: Array, norm: Array) -> None:
+        tap = run.tap if name == "down" else None
+        if isinstance(wide := self.layouts.get(name), WideLayout):
+            wide.record_residual(run, x, weight, norm, tap)
+            return
         layout, written = self._layout(name, weight), self._residual_and_norm(run)
         tokens, launch, whole = run.num_tokens, run.launch, self._whole_norm(run, name)
-        tap = run.tap if name == "down" else None
         if isinstance(layout, FlowLayout):
             layout.record_residual(run, written, x, weight, norm, tapped=tap is not None)
             if whole:
@@ -319,9 +322,11 @@ class FusedOps:
 
     def _whole_norm(self, run: ForwardPass, name: str) -> bool:
         """Is scratch.normed the norm itself behind `name`? In front of a library's qkv nobody else would divide by the rms, and
-        between two of the library's products the whole norm costs no more than what it needs. A wide product takes nothing else."""
+        between two of the library's products the whole norm costs no more than what it needs. Wide products take and yield nothing
+        else."""
         behind = ("qkv",) if name == "down" else ("out", "gate_up")
-        if name == "out" and isinstance(self.layouts.get("gate_up"), WideLayout):
+        wide = {product for product, layout in self.layouts.items() if isinstance(layout, WideLayout)}
+        if name in wide or (name == "out" and "gate_up" in wide):
             return True
         return bool(self._scaled(run)) or all(self.layouts.get(product, _OURS) is None for product in behind)
 

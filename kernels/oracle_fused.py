@@ -54,6 +54,42 @@ def wide_gate_up(out: Floats, x: Floats, weight: Floats, num_tokens: Integers) -
     return _live(out, num_tokens, gate / (1 + np.exp(-gate)) * up)
 
 
+def wide_parts(out: Floats, x: Floats, weight: Floats, parts: int, num_tokens: Integers) -> Floats:
+    """Chunks of 64 columns take turns among the parts."""
+    owner, result = np.arange(x.shape[1]) // 64 % parts, out.astype(np.float64)
+    for part in range(parts):
+        columns = slice(part * len(weight), (part + 1) * len(weight))
+        result[:, columns] = x[:, owner == part].astype(np.float64) @ weight[:, owner == part].T
+    return _live(out, num_tokens, result)
+
+
+def add_parts(
+    residual: Floats, normed: Floats, x: Floats, gain: Floats, eps: float, parts: int, num_tokens: Integers
+) -> tuple[Floats, Floats]:
+    """(residual, normed) afterwards."""
+    width = residual.shape[1]
+    total = sum(x[:, part * width : (part + 1) * width].astype(np.float64) for part in range(parts))
+    return add_norm(residual, normed, np.asarray(total), gain, eps, num_tokens)
+
+
+def add_parts_tap(
+    residual: Floats,
+    normed: Floats,
+    features: Floats,
+    x: Floats,
+    gain: Floats,
+    eps: float,
+    column: int,
+    parts: int,
+    num_tokens: Integers,
+) -> tuple[Floats, Floats, Floats]:
+    """(residual, normed, features) afterwards."""
+    written = add_parts(residual, normed, x, gain, eps, parts, num_tokens)
+    result, live = features.copy(), num_tokens[0]
+    result[:live, column : column + residual.shape[1]] = written[0][:live]
+    return *written, result
+
+
 def project_residual(
     residual: Floats,
     normed: Floats,

@@ -40,7 +40,7 @@ def wide_gate_up(out, x, weight, num_tokens):
     base = i32(cuda.blockIdx.x) * i32(OUTPUTS)
     begun = base < outputs
     if begun:
-        begin_wide(ring, weight, base, outputs + base)
+        begin_wide(ring, weight, base, outputs + base, i32(0), i32(1))
     wait_for_launches()
     let_next_launch_start()
     live = i32(num_tokens[0])
@@ -48,9 +48,9 @@ def wide_gate_up(out, x, weight, num_tokens):
         token = i32(0)
         while token < live:
             if not begun:
-                begin_wide(ring, weight, base, outputs + base)
+                begin_wide(ring, weight, base, outputs + base, i32(0), i32(1))
             begun = False
-            multiply_wide(ring, x, token, weight, base, outputs + base)
+            multiply_wide(ring, x, token, weight, base, outputs + base, i32(0), i32(1))
             cuda.syncthreads()
             item, items = i32(cuda.threadIdx.x), min(live - token, i32(WIDE_TOKENS)) * i32(_EIGHTS)
             while item < items:
@@ -58,8 +58,9 @@ def wide_gate_up(out, x, weight, num_tokens):
                 place = (item - t * i32(_EIGHTS)) << i32(3)
                 row, output = token + t, base + place
                 if output < outputs:
-                    gates = wide_sums(ring, x, weight, row, output, t, place)
-                    ups = wide_sums(ring, x, weight, row, outputs + output, t, i32(OUTPUTS) + place)
+                    gates = wide_sums(ring, x, weight, row, output, t, place, i32(0), i32(1))
+                    below = i32(OUTPUTS) + place
+                    ups = wide_sums(ring, x, weight, row, outputs + output, t, below, i32(0), i32(1))
                     write_eight(out, row, output, gated_eight(gates, ups, f32(1.0)))
                 item += i32(cuda.blockDim.x)
             cuda.syncthreads()

@@ -14,6 +14,7 @@ from typing import Any
 from kernels.lang import SIMULATED, f32, i32
 from kernels.lang_storage import widen
 from kernels.lang_warp import primitive
+from kernels.tile import CHUNK
 
 if not SIMULATED:
     import kernels.wide_tile_gpu as wide_tile_gpu
@@ -44,41 +45,46 @@ def _gpu_sums(ring: Any, x: Any, weight: Any, *rest: Any) -> Callable[..., Any] 
 
 
 @primitive(_gpu_begin)
-def begin_wide(ring, weight, first, second):
+def begin_wide(ring, weight, first, second, part, parts):
     """Ask for the first weights of a tile, before anything else is read: `multiply_wide` follows with the same arguments.
 
     Args:
         ring: the block's dynamic shared memory, RING_BYTES on a GPU.
         weight: [N, K], 16-bit or float32. A GPU's 16-bit form needs K % 8 == 0 and rows that begin at 16 bytes.
         first, second: int32, first weight rows of the halves of the tile.
+        part, parts: int32: of the chunks of CHUNK columns every parts-th from `part` on.
     """
 
 
 @primitive(_gpu_multiply)
-def multiply_wide(ring, x, token, weight, first, second):
+def multiply_wide(ring, x, token, weight, first, second, part, parts):
     """Multiply the tile with rows token .. token + WIDE_TOKENS - 1 of x; behind a barrier `wide_sums` hands out the sums. Called by
     all threads of a block, on a GPU WIDE_WARPS warps or more."""
 
 
 @primitive(_gpu_sums)
-def wide_sums(ring, x, weight, token, row, t, place):
-    """x[token] @ weight[row + j] for j = 0..7, as eight float32.
+def wide_sums(ring, x, weight, token, row, t, place, part, parts):
+    """x[token] @ weight[row + j] for j = 0..7 over the columns of a part, as eight float32.
 
     Args:
         token, row: int32, of x and of the weights, which have rows up to row + 7.
         t: int32, the token's place among those that were multiplied.
         place: int32, the row's place in the tile, a multiple of 8.
+        part, parts: int32, as in `begin_wide`.
     """
     a, b, c, d = f32(0.0), f32(0.0), f32(0.0), f32(0.0)
     e, f, g, h = f32(0.0), f32(0.0), f32(0.0), f32(0.0)
-    for k in range(i32(weight.shape[1])):
-        value = widen(x[token, k])
-        a += value * widen(weight[row, k])
-        b += value * widen(weight[row + i32(1), k])
-        c += value * widen(weight[row + i32(2), k])
-        d += value * widen(weight[row + i32(3), k])
-        e += value * widen(weight[row + i32(4), k])
-        f += value * widen(weight[row + i32(5), k])
-        g += value * widen(weight[row + i32(6), k])
-        h += value * widen(weight[row + i32(7), k])
+    depth, begin = i32(weight.shape[1]), part * i32(CHUNK)
+    while begin < depth:
+        for k in range(begin, min(begin + i32(CHUNK), depth)):
+            value = widen(x[token, k])
+            a += value * widen(weight[row, k])
+            b += value * widen(weight[row + i32(1), k])
+            c += value * widen(weight[row + i32(2), k])
+            d += value * widen(weight[row + i32(3), k])
+            e += value * widen(weight[row + i32(4), k])
+            f += value * widen(weight[row + i32(5), k])
+            g += value * widen(weight[row + i32(6), k])
+            h += value * widen(weight[row + i32(7), k])
+        begin += parts * i32(CHUNK)
     return a, b, c, d, e, f, g, h

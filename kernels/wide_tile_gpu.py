@@ -96,12 +96,13 @@ def copy_tokens(address, x, token, chunk):
             copy16(u32(address + u32((_HEIGHT + i * _LINES) * LINE)), x, at, bytes_of(i32(0), i32(1), column, depth))
 
 
-def begin(ring, weight, first, second):
+def begin(ring, weight, first, second, part, parts):
     if i32(cuda.threadIdx.x) < i32(_THREADS):
-        at = u32(ring_begin(ring) + place_in_slot())
+        at, chunk = u32(ring_begin(ring) + place_in_slot()), part
         for stage in range(_STAGES):
-            if i32(stage << 6) < i32(weight.shape[1]):
-                copy_weights(u32(at + u32(stage * _SLOT)), weight, first, second, i32(stage))
+            if chunk << i32(6) < i32(weight.shape[1]):
+                copy_weights(u32(at + u32(stage * _SLOT)), weight, first, second, chunk)
+            chunk += parts
 
 
 def _multiply(kind: str) -> Callable[..., Any]:
@@ -109,15 +110,16 @@ def _multiply(kind: str) -> Callable[..., Any]:
     one, two, four = chunk_products(kind, tiles, 1), chunk_products(kind, tiles, 2), chunk_products(kind, tiles, 4)
     put_two, put_four = put_sums(tiles, 2, _PITCH), put_sums(tiles, 4, _PITCH)
 
-    def multiply(ring, x, token, weight, first, second):
+    def multiply(ring, x, token, weight, first, second, part, parts):
         if i32(cuda.threadIdx.x) >= i32(_THREADS):
             return
         start, chunks = ring_begin(ring), (i32(weight.shape[1]) + i32(63)) >> i32(6)
-        to = u32(start + place_in_slot())
+        to, ahead = u32(start + place_in_slot()), part
         for stage in range(_STAGES):
-            if i32(stage) < chunks:
-                copy_tokens(u32(to + u32(stage * _SLOT)), x, token, i32(stage))
+            if ahead < chunks:
+                copy_tokens(u32(to + u32(stage * _SLOT)), x, token, ahead)
             commit_copies()
+            ahead += parts
         warp, own, rows = i32(cuda.threadIdx.x) >> i32(5), lane(), i32(x.shape[0]) - token
         upper, side = warp >> i32(1), (warp & i32(1)) << i32(2)
         line, piece = upper * i32(tiles * 16) + (own & i32(15)), ((own >> i32(4)) + side) ^ (own & i32(7))
@@ -125,12 +127,12 @@ def _multiply(kind: str) -> Callable[..., Any]:
         line = i32(_HEIGHT) + (own & i32(7)) + ((own >> i32(4)) << i32(3))
         piece = (((own >> i32(3)) & i32(1)) + side) ^ (own & i32(7))
         far = u32(start + u32(line * i32(LINE) + (piece << i32(4))))
-        totals, chunk, turn, behind = _no_sums(), i32(0), u32(0), u32((_STAGES - 1) * _SLOT)
+        totals, chunk, turn, behind = _no_sums(), part, u32(0), u32((_STAGES - 1) * _SLOT)
         while chunk < chunks:
             _wait()
             _barrier()
-            ahead = chunk + i32(_STAGES - 1)
-            if chunk > i32(0) and ahead < chunks:  # into the slot that all warps have just left
+            ahead = chunk + i32(_STAGES - 1) * parts
+            if chunk >= parts and ahead < chunks:  # into the slot that all warps have just left
                 copy_weights(u32(to + behind), weight, first, second, ahead)
                 copy_tokens(u32(to + behind), x, token, ahead)
             commit_copies()
@@ -140,7 +142,7 @@ def _multiply(kind: str) -> Callable[..., Any]:
                 totals = two(totals, u32(near + turn), u32(far + turn))
             else:
                 totals = one(totals, u32(near + turn), u32(far + turn))
-            chunk += i32(1)
+            chunk += parts
             behind = turn
             turn = u32(turn + u32(_SLOT))
             if turn == u32(_STAGES * _SLOT):
@@ -163,7 +165,7 @@ def four_sums(at):
     return a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3]
 
 
-def sums(ring, x, weight, token, row, t, place):
+def sums(ring, x, weight, token, row, t, place, part, parts):
     at = u32(ring_begin(ring) + u32((t * i32(_PITCH) + place) << i32(2)))
     a, b = four_sums(at), four_sums(u32(at + u32(16)))
     return a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]

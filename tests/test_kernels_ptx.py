@@ -63,6 +63,7 @@ def test_kernel_compiles_to_ptx_without_doubles(ptx: dict[str, dict[str, dict[st
         "attend_wide_rows",
         "block_attend",
         "wide_gate_up",
+        "wide_parts",
     ],
 )
 def test_products_load_sixteen_bytes_into_tensor_cores(

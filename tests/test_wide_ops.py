@@ -25,7 +25,9 @@ from tests.tiny_engine import open_tiny
         ("gate_up", 49168, 4096, [WideLayout(257)]),  # more tiles than multiprocessors
         ("gate_up", 3072, 576, []),  # SmolLM2-135M: too few tiles
         ("gate_up", 24584, 4096, []),
-        ("down", 4096, 12288, []),
+        ("down", 4096, 12288, [WideLayout(132, 6)]),
+        ("out", 4096, 4096, [WideLayout(132, 6)]),
+        ("down", 576, 1536, []),
         ("qkv", 24576, 4096, []),
     ],
 )
@@ -34,9 +36,19 @@ def test_layouts(name: str, outputs: int, depth: int, expected: list[WideLayout]
     assert [form for form in forms_of(name, outputs, depth) if isinstance(form, WideLayout)] == expected
 
 
-@pytest.mark.parametrize("others", [{}, {"out": None}, {"out": None, "qkv": None, "down": None}], ids=str)
-def test_an_engine_with_a_wide_product_yields_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: dict[str, None]
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"gate_up": WideLayout(1)},
+        {"gate_up": WideLayout(1), "out": None},
+        {"gate_up": WideLayout(1), "out": None, "qkv": None, "down": None},
+        {"gate_up": WideLayout(1), "out": WideLayout(3, 3), "qkv": None, "down": WideLayout(2, 2)},
+        {"out": WideLayout(6, 6), "down": WideLayout(1, 1)},
+    ],
+    ids=str,
+)
+def test_an_engine_with_wide_products_yields_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: dict[str, WideLayout | None]
 ) -> None:
     """Every logits row against the whole sequence computed anew: the norm in front is whole, whoever adds to the residual."""
     build = assembly.build_ops
@@ -45,14 +57,14 @@ def test_an_engine_with_a_wide_product_yields_the_same(
         table, said = build(*args, **options)
         ((rows, fused),) = table.few
         assert isinstance(fused, FusedOps)
-        return replace(table, few=((rows, replace(fused, layouts={"gate_up": WideLayout(1), **others})),)), said
+        return replace(table, few=((rows, replace(fused, layouts=others)),)), said
 
     monkeypatch.setattr(assembly, "build_ops", build_with_wide)
     model = write_tiny_checkpoint(tmp_path, SHAPES["qwen3-head-norm"])
     with open_tiny(model.path, graphs__ops="fused", runner__async=False) as engine:
         ops = target_of(engine).ops.for_rows(1)
         assert isinstance(ops, FusedOps)
-        assert "gate_up" in ops.layouts
+        assert ops.layouts == others
         watcher = Watcher(engine, model)
         watcher.run(PROMPTS, max_tokens=6)
     assert watcher.kinds["decode"] > 0

@@ -5,14 +5,14 @@ from __future__ import annotations
 from tests.mutants.mutation import mutation
 
 _TILE, _TEST = "kernels/wide_tile_gpu.py", "tests/test_gpu_wide.py::test_products"
-_SMALL = _TEST + "[bfloat16-9-120-456]"
+_SMALL = _TEST + "[bfloat16-9-120-456-0-1]"
 
 MUTATIONS = (
     mutation(
         "ring-refilled-before-it-was-read",
         "9d-49",
         _TILE,
-        "            if chunk > i32(0) and ahead < chunks:",
+        "            if chunk >= parts and ahead < chunks:",
         "            if ahead < chunks:",
         test=_SMALL,
         text="only on a GPU, and only where a row has more chunks than the ring",

@@ -1,0 +1,153 @@
+"""The product behind which the residual is, of a step of many rows: parts of its columns side by side, and what adds them up.
+
+A matrix of few rows has too few tiles for a GPU (kernels/wide_tile.py). So several blocks share the columns of each, and leave what
+they summed beside each other; the launch behind, which normalises whole rows anyway, adds them to the residual in order.
+"""
+
+from __future__ import annotations
+
+import math
+
+from kernels.add_norm import tapped_eight, times
+from kernels.behind_product import EIGHT, added, multiplied, sum_of_eight
+from kernels.block_reduce import block_total
+from kernels.lang import MAX_THREADS, cuda, device_function, f32, i32, kernel
+from kernels.lang_eight import read_eight, read_eight_flat, write_eight
+from kernels.lang_overlap import let_next_launch_start, wait_for_launches
+from kernels.project import ceil_div, divide
+from kernels.wide_tile import HEIGHT, RING_BYTES, WIDE_TOKENS, begin_wide, multiply_wide, wide_sums
+
+_EIGHTS = HEIGHT // 8
+
+MOST_PARTS = 6
+"""Whose sums a thread has under way at once."""
+
+
+@kernel(writes=("out",), max_registers=168, overlap=True, early=("weight",), shared=RING_BYTES)
+def wide_parts(out, x, weight, parts, num_tokens):
+    """out[t, p * N + n] = sum of x[t, k] * weight[n, k] over the columns k of part p, every parts-th chunk from p on, for the live
+    tokens.
+
+    Args:
+        out: float32 [T, parts * N or more]; N a multiple of 8.
+        x: [T, K], of the weights' type.
+        weight: [N, K], any storage type; 16-bit on a GPU: K a multiple of 8.
+        parts: int32, at most MOST_PARTS.
+        num_tokens: int32 [1], live rows.
+
+    Launch: eight whole warps on a GPU, any grid: parts of tiles of HEIGHT columns take turns. A block owns what it writes. Barriers
+    are reached by all its threads. Idempotent; safe under capture. Oracle: oracle_fused.wide_parts.
+    """
+    ring = cuda.shared.array(0, f32)
+    outputs, half, item = i32(weight.shape[0]), i32(HEIGHT // 2), i32(cuda.blockIdx.x)
+    items = ceil_div(outputs, i32(HEIGHT)) * parts
+    begun = item < items
+    if begun:
+        first = divide(item, parts) * i32(HEIGHT)
+        begin_wide(ring, weight, first, first + half, item - divide(item, parts) * parts, parts)
+    wait_for_launches()
+    let_next_launch_start()
+    live = i32(num_tokens[0])
+    while item < items:
+        tile, token = divide(item, parts), i32(0)
+        part, base = item - tile * parts, tile * i32(HEIGHT)
+        while token < live:
+            if not begun:
+                begin_wide(ring, weight, base, base + half, part, parts)
+            begun = False
+            multiply_wide(ring, x, token, weight, base, base + half, part, parts)
+            cuda.syncthreads()
+            eight, eights = i32(cuda.threadIdx.x), min(live - token, i32(WIDE_TOKENS)) * i32(_EIGHTS)
+            while eight < eights:
+                t = divide(eight, i32(_EIGHTS))
+                place = (eight - t * i32(_EIGHTS)) << i32(3)
+                if base + place < outputs:
+                    values = wide_sums(ring, x, weight, token + t, base + place, t, place, part, parts)
+                    write_eight(out, token + t, part * outputs + base + place, values)
+                eight += i32(cuda.blockDim.x)
+            cuda.syncthreads()
+            token += i32(WIDE_TOKENS)
+        item += i32(cuda.gridDim.x)
+
+
+@device_function
+def all_parts(x, row, i, columns, parts):
+    """Sum over the parts, in order; all of them are under way at once."""
+    last = parts - i32(1)
+    a, b = read_eight(x, row, i), read_eight(x, row, i + min(i32(1), last) * columns)
+    c, d = read_eight(x, row, i + min(i32(2), last) * columns), read_eight(x, row, i + min(i32(3), last) * columns)
+    e, f = read_eight(x, row, i + min(i32(4), last) * columns), read_eight(x, row, i + last * columns)
+    if parts > i32(1):
+        a = added(a, b)
+    if parts > i32(2):
+        a = added(a, c)
+    if parts > i32(3):
+        a = added(a, d)
+    if parts > i32(4):
+        a = added(a, e)
+    if parts > i32(5):
+        a = added(a, f)
+    return a
+
+
+@device_function
+def add_all_parts(residual, normed, features, x, gain, eps, column, parts, num_tokens, scratch):
+    """What the two kernels below do."""
+    columns, last = i32(residual.shape[1]), i32(residual.shape[1]) - i32(EIGHT)
+    own, step = i32(cuda.threadIdx.x) * i32(EIGHT), i32(cuda.blockDim.x) * i32(EIGHT)
+    gains = read_eight_flat(gain, min(own, last))  # nobody writes them: under way before the product has ended
+    wait_for_launches()
+    let_next_launch_start()
+    row, live = i32(cuda.blockIdx.x), i32(num_tokens[0])
+    while row < live:
+        sums, squares, i = gains, f32(0.0), own
+        while i < columns:
+            sums = added(read_eight(residual, row, i), all_parts(x, row, i, columns, parts))
+            write_eight(residual, row, i, sums)
+            tapped_eight(features, row, i, column, sums)
+            squares += sum_of_eight(multiplied(sums, sums))
+            i += step
+        scale = f32(1.0) / f32(math.sqrt(block_total(squares, scratch) / f32(columns) + eps))
+        i = own
+        while i < columns:
+            if step < columns:
+                sums, gains = read_eight(residual, row, i), read_eight_flat(gain, i)
+            write_eight(normed, row, i, multiplied(times(sums, scale), gains))
+            i += step
+        row += i32(cuda.gridDim.x)
+
+
+@kernel(writes=("residual", "normed"), max_registers=128, overlap=True, early=("gain",))
+def add_parts(residual, normed, x, gain, eps, parts, num_tokens):
+    """residual[t] += the sum over p of x[t, p * H : (p + 1) * H]; normed[t] = RMSNorm(residual[t]) * gain for the live tokens.
+
+    Args:
+        residual: float32 [T, H], updated in place; H a multiple of 8.
+        normed: [T, H], any storage type.
+        x: float32 [T, parts * H or more].
+        gain: float32 [H].
+        eps: float32.
+        parts: int32, at most MOST_PARTS.
+        num_tokens: int32 [1], live rows.
+
+    Launch: a block a token, whole warps, threads over eight columns each, which belong to that thread. The sum of squares is a
+    block reduction (its barriers are reached by every thread: the row loop depends on blockIdx alone). Safe under capture, and not
+    idempotent. Oracle: oracle_fused.add_parts.
+    """
+    scratch = cuda.shared.array(MAX_THREADS, f32)
+    add_all_parts(residual, normed, None, x, gain, eps, i32(0), parts, num_tokens, scratch)
+
+
+@kernel(writes=("residual", "normed", "features"), max_registers=128, overlap=True, early=("gain",))
+def add_parts_tap(residual, normed, features, x, gain, eps, column, parts, num_tokens):
+    """`add_parts`, and features[t, column : column + H] = the new residual.
+
+    Args:
+        features: [T, F], any storage type; F and column are multiples of 8.
+        column: int32, first column of the tap.
+        others: as in `add_parts`.
+
+    Launch, ownership and barriers as there. Safe under capture, and not idempotent. Oracle: oracle_fused.add_parts_tap.
+    """
+    scratch = cuda.shared.array(MAX_THREADS, f32)
+    add_all_parts(residual, normed, features, x, gain, eps, column, parts, num_tokens, scratch)
