@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from graphs.draft_pass import DraftPass
 from graphs.drafter_arrays import DraftConvArrays, DraftLayerArrays
 from graphs.launch import Array
-from graphs.step_attention import CLUSTERS, STEP_THREADS, cluster_blocks, pair_tiles
+from graphs.step_attention import forms_of, pair_tiles, step_form
 from kernels.block_attend import block_attend
 from kernels.block_join import join_conv, join_norm
 
 JOIN_THREADS = 32 * 8
 NORM_THREADS = 32 * 2
 
-_ATTEND = {size: replace(block_attend, cluster=size) for size in CLUSTERS}
+_ATTEND = forms_of(block_attend)
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,11 @@ class ClusterBlockAttention:
         shape, scratch, count, rows = run.arrays.shape, run.scratch, run.count, run.requests
         heads, kv_heads = shape.num_heads, shape.num_kv_heads
         grid = (pair_tiles(1 + run.k, heads, kv_heads), kv_heads, rows)
+        form = step_form(grid[0] * grid[1] * grid[2])
         run.launch.launch(
-            _ATTEND[cluster_blocks(grid[0] * grid[1] * grid[2])],
+            _ATTEND[form],
             grid,
-            STEP_THREADS,
+            form.threads,
             scratch.attention[:count],
             layer.k_cache,
             layer.v_cache,

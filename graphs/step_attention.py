@@ -3,31 +3,50 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from graphs.arrays import LayerArrays
 from graphs.launch import Array
 from graphs.ops import ForwardPass
 from kernels.attend import BLOCK_PAIRS, NARROW_HEAD, attend_rows, attend_wide_rows
-from kernels.attend_step import CLUSTER, MOST_WARPS, PAIRS, WARPS, attend_step, norm_attend_step
+from kernels.attend_step import MOST_WARPS, PAIRS, WARPS, attend_step, norm_attend_step, ring_bytes
+from kernels.lang import Kernel
 from kernels.rotate import norm_rotate_store, rotate_store
 from kernels.rotate_many import DIMS_A_LANE, norm_rotate_many, rotate_many
 
 THREADS = 32 * WARPS
 
-STEP_THREADS = 32 * MOST_WARPS
-
 _BLOCKS = 132
-"""Blocks that a step is laid out for: one on each multiprocessor of an H200. Smaller clusters where there would be more."""
+"""Blocks of eight warps that a step is laid out for: one on each multiprocessor of an H200."""
 
-_LARGEST_BLOCKS = 32
-"""Blocks up to which clusters are as large as can be: one of four costs more than one of two, and is for few tiles."""
+_FEW_TILES = 6
+"""Tiles of pairs up to which blocks are small: they find room beside those of a product that has not ended. Large ones wait."""
 
 _MIXED_TILES = 8
 """Tiles of one request that run at once where rows differ: most requests have one or none, and a block costs even so."""
 
-CLUSTERS = (CLUSTER, CLUSTER // 2, CLUSTER // 4)
-_PLAIN = {size: replace(attend_step, cluster=size) for size in CLUSTERS}
-_NORMED = {size: replace(norm_attend_step, cluster=size) for size in CLUSTERS}
+
+class Form(NamedTuple):
+    """Blocks that share the keys of a tile of pairs, and warps of each."""
+
+    cluster: int
+    warps: int
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+
+SMALL = Form(8, WARPS)
+FORMS = (SMALL, *(Form(cluster, MOST_WARPS) for cluster in (4, 2, 1)))
+
+
+def forms_of(kernel: Kernel) -> dict[Form, Kernel]:
+    """A kernel as each form launches it."""
+    return {form: replace(kernel, cluster=form.cluster, shared=ring_bytes(form.warps)) for form in FORMS}
+
+
+_PLAIN, _NORMED = forms_of(attend_step), forms_of(norm_attend_step)
 
 _ROW_BLOCKS = {False: 296, True: 264}
 """Blocks that a larger step is laid out for, of heads of 64 dims and of wide ones: with more that share their keys it was slower
@@ -56,11 +75,11 @@ def pair_tiles(rows: int, num_heads: int, num_kv_heads: int) -> int:
     return -(-rows * (num_heads // num_kv_heads) // PAIRS)
 
 
-def cluster_blocks(tiles: int) -> int:
-    """Blocks that share the keys of each of so many tiles of pairs."""
-    if CLUSTER * tiles <= _LARGEST_BLOCKS:
-        return CLUSTER
-    return next((size for size in CLUSTERS[1:] if size * tiles <= _BLOCKS), CLUSTERS[-1])
+def step_form(tiles: int) -> Form:
+    """How so many tiles of pairs are launched: each by as many warps as there is room for."""
+    if tiles <= _FEW_TILES:
+        return SMALL
+    return next((form for form in FORMS[1:] if form.cluster * tiles <= _BLOCKS), FORMS[-1])
 
 
 def row_tiles(rows: int, num_heads: int, num_kv_heads: int) -> int:
@@ -77,7 +96,7 @@ def row_cluster_blocks(tiles: int, room: int) -> int:
 class StepAttention:
     """Attributes:
     query: [T, nh hd], of the cache's type: rotated queries of a larger step; scratch.
-    batch_invariant: every step has clusters of one size, which decides the order of its sums, and larger steps add up as the
+    batch_invariant: every step has one form, which decides the order of its sums, and larger steps add up as the
         others do (kernels/attend_step.py), at the price of speed.
     """
 
@@ -120,13 +139,13 @@ class StepAttention:
         if not inputs.query_len:
             tiles = min(tiles, _MIXED_TILES)
         scale, grid = float(shape.head_dim) ** -0.5, (tiles, kv_heads, run.most_requests)
-        size = CLUSTER if self.batch_invariant else cluster_blocks(grid[0] * grid[1] * grid[2])
+        form = SMALL if self.batch_invariant else step_form(grid[0] * grid[1] * grid[2])
         if layer.q_norm is not None and layer.k_norm is not None:
             gains, eps = (layer.q_norm, layer.k_norm), shape.rms_norm_eps
             last = (eps, scale, int(stored), inputs.num_requests)
-            run.launch.launch(_NORMED[size], grid, STEP_THREADS, *arrays, *gains, *where, *last)
+            run.launch.launch(_NORMED[form], grid, form.threads, *arrays, *gains, *where, *last)
         else:
-            run.launch.launch(_PLAIN[size], grid, STEP_THREADS, *arrays, *where, scale, int(stored), inputs.num_requests)
+            run.launch.launch(_PLAIN[form], grid, form.threads, *arrays, *where, scale, int(stored), inputs.num_requests)
 
     def _rows(self, run: ForwardPass, layer: LayerArrays) -> None:
         shape, tokens, inputs = run.model.shape, run.num_tokens, run.step.inputs

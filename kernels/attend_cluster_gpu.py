@@ -25,12 +25,6 @@ PAIRS = 16
 """Pairs that go over the keys together."""
 
 
-@device_function
-def aligned(array, size):
-    """The first shared address of an array that is a multiple of `size`."""
-    return u32((ring_address(array) + (size - u32(1))) & ~(size - u32(1)))
-
-
 def pairs_with(mma: Any, pair: Any, span: Any, see: Any) -> Any:
     """`attend_pairs` for the arguments of `attend_keys_gpu.tiles_with`."""
     attend_tiles = tiles_with(mma, pair, span, see)
@@ -53,7 +47,7 @@ def pairs_with(mma: Any, pair: Any, span: Any, see: Any) -> Any:
         place = i32(block_place + warp)
         if warp >= warps:
             place = i32(1 << 20)  # beyond every key
-        base, stat_base, query_base = aligned(ring, u32(512)), u32(ring_address(stats)), aligned(queries, u32(256))
+        base, stat_base, query_base = u32(ring_address(ring)), u32(ring_address(stats)), u32(ring_address(queries))
         own, stat = u32(base + u32(min(warp, warps) * i32(PART_BYTES))), u32(stat_base + u32(min(warp, warps) * i32(STAT_BYTES)))
         entry, ahead_entry, lowest = i32(0), i32(0), i32(place + skipped)
         if i32(lowest * i32(_KEYS)) < i32(i32(block_tables.shape[1]) * block_size):  # under way before `keys` is there

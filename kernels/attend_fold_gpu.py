@@ -1,7 +1,7 @@
 """The sums of a step's attention: how each warp leaves them in shared memory, and how the warps of a cluster add them up.
 
-A warp's part is a row a pair, in chunks of four dims; chunk c of pair p lies in place c ^ 2 (p & 7), so that lanes with the sums of
-eight pairs meet all banks, as those do that read the dims of one.
+A warp's part is a row a pair, 32 bytes apart, so that lanes with the sums of eight pairs meet all banks, as those do that read the
+dims of one.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ STAT_BYTES = 2 * 16 * 4
 def keep_eight(near, far, with_far, a, b, c, d, e, f, g, h):
     """The sums of 64 dims: a lane has two of each eight, of rows g and g + 8, whose first ones go to `near` and `far`."""
     write8(near, a[0], a[1])
-    write8(u32(near ^ u32(32)), b[0], b[1])
-    write8(u32(near ^ u32(64)), c[0], c[1])
-    write8(u32(near ^ u32(96)), d[0], d[1])
-    write8(u32(near ^ u32(128)), e[0], e[1])
-    write8(u32(near ^ u32(160)), f[0], f[1])
-    write8(u32(near ^ u32(192)), g[0], g[1])
-    write8(u32(near ^ u32(224)), h[0], h[1])
+    write8(u32(near + u32(32)), b[0], b[1])
+    write8(u32(near + u32(64)), c[0], c[1])
+    write8(u32(near + u32(96)), d[0], d[1])
+    write8(u32(near + u32(128)), e[0], e[1])
+    write8(u32(near + u32(160)), f[0], f[1])
+    write8(u32(near + u32(192)), g[0], g[1])
+    write8(u32(near + u32(224)), h[0], h[1])
     if with_far:
         write8(far, a[2], a[3])
-        write8(u32(far ^ u32(32)), b[2], b[3])
-        write8(u32(far ^ u32(64)), c[2], c[3])
-        write8(u32(far ^ u32(96)), d[2], d[3])
-        write8(u32(far ^ u32(128)), e[2], e[3])
-        write8(u32(far ^ u32(160)), f[2], f[3])
-        write8(u32(far ^ u32(192)), g[2], g[3])
-        write8(u32(far ^ u32(224)), h[2], h[3])
+        write8(u32(far + u32(32)), b[2], b[3])
+        write8(u32(far + u32(64)), c[2], c[3])
+        write8(u32(far + u32(96)), d[2], d[3])
+        write8(u32(far + u32(128)), e[2], e[3])
+        write8(u32(far + u32(160)), f[2], f[3])
+        write8(u32(far + u32(192)), g[2], g[3])
+        write8(u32(far + u32(224)), h[2], h[3])
 
 
 @device_function
 def sum_byte(head_dim, p, d):
     """Where a warp's part of the ring holds the sums of pair p in dims d .. d + 3."""
-    return i32(p * head_dim * i32(4) + (((d >> i32(2)) ^ ((p & i32(7)) << i32(1))) << i32(4)))
+    return i32(p * (head_dim * i32(4) + i32(32)) + d * i32(4))
 
 
 @device_function

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.attend_pages_gpu import TILE_KEYS, cache_offset, chunk_byte, quotient
+from kernels.attend_pages_gpu import TILE_KEYS, cache_offset, quotient, row_bytes
 from kernels.lang import device_function, f32, i32, i64, u32
 from kernels.lang_element import early_int, element, put_bits, write2
 from kernels.lang_fast import inverse_root
 from kernels.lang_warp import lane, warp_sum
 
-VALUES = 16 * 128 * 2
+VALUES = 16 * (128 * 2 + 16)
 """Byte of a tile of keys and values where its values begin."""
 
 _KEYS, _VALUES = TILE_KEYS, VALUES
@@ -75,14 +75,12 @@ def gains_of(gain, head_dim):
 @device_function
 def put_row(base, row, head_dim, x):
     """A head, its words, into row `row` of a tile of queries, keys or values."""
-    at = u32(base + chunk_byte(row, i32(lane() >> i32(3)), head_dim) + u32((lane() & i32(7)) * i32(2)))
+    at = u32(base + u32(row * row_bytes(head_dim) + lane() * i32(2)))
     write2(at, x[0])
+    write2(u32(at + u32(head_dim)), x[1])
     if head_dim > i32(64):
-        write2(u32(at ^ u32(64)), x[2])
-        write2(u32(at + u32(128)), x[1])
-        write2(u32((at ^ u32(64)) + u32(128)), x[3])
-    else:
-        write2(u32(at ^ u32(64)), x[1])
+        write2(u32(at + u32(64)), x[2])
+        write2(u32(at + u32(192)), x[3])
 
 
 @device_function

@@ -9,7 +9,7 @@ from typing import Any
 
 from kernels.attend_fold_gpu import keep_eight, sum_byte
 from kernels.attend_heads_gpu import VALUES, new_keys_with, queries_with
-from kernels.attend_pages_gpu import TILE_KEYS, chunk_byte, fetch_tile, inverse_of, quotient, tile_entry
+from kernels.attend_pages_gpu import TILE_KEYS, fetch_tile, inverse_of, quotient, row_bytes, tile_entry
 from kernels.lang import NEG_INF, cuda, device_function, f32, i32, u32
 from kernels.lang_element import exp2, write4
 from kernels.lang_matrix import read_matrices, read_transposed
@@ -104,9 +104,9 @@ def _products_with(mma: Any) -> Any:
     def dots(s0, s1, s2, s3, queries, keys):
         """64 more dims, in two sums each."""
         s0, s1 = scores_of(s0, s1, queries, keys)
-        s2, s3 = scores_of(s2, s3, u32(queries ^ u32(32)), u32(keys ^ u32(32)))
-        s0, s1 = scores_of(s0, s1, u32(queries ^ u32(64)), u32(keys ^ u32(64)))
-        s2, s3 = scores_of(s2, s3, u32(queries ^ u32(96)), u32(keys ^ u32(96)))
+        s2, s3 = scores_of(s2, s3, u32(queries + u32(32)), u32(keys + u32(32)))
+        s0, s1 = scores_of(s0, s1, u32(queries + u32(64)), u32(keys + u32(64)))
+        s2, s3 = scores_of(s2, s3, u32(queries + u32(96)), u32(keys + u32(96)))
         return s0, s1, s2, s3
 
     @device_function
@@ -149,8 +149,9 @@ def tiles_with(mma: Any, pair: Any, span: Any = all_before, see: Any = visible) 
         far_begin, far_seen = span(before, far_row, keys, window, causal)
 
         low, eighth = i32(lane() & i32(7)), i32(lane() >> i32(3))
-        key_at = u32(base + chunk_byte(i32(low + ((eighth >> i32(1)) << i32(3))), i32(eighth & i32(1)), head_dim))
-        row_at = chunk_byte(i32(low + ((eighth & i32(1)) << i32(3))), i32(eighth >> i32(1)), head_dim)
+        step = row_bytes(head_dim)
+        key_at = u32(base + u32((low + ((eighth >> i32(1)) << i32(3))) * step + (eighth & i32(1)) * i32(16)))
+        row_at = u32((low + ((eighth & i32(1)) << i32(3))) * step + (eighth >> i32(1)) * i32(16))
         query_at, value_at = u32(query_base + row_at), u32(base + u32(_VALUES) + row_at)
         scale = scale * f32(_LOG2_E)
         near_top, far_top, near_total, far_total = NEG_INF, NEG_INF, f32(0.0), f32(0.0)
@@ -201,7 +202,7 @@ def tiles_with(mma: Any, pair: Any, span: Any = all_before, see: Any = visible) 
                 warp_barrier()
                 s0, s1, s2, s3 = dots(nothing(), nothing(), nothing(), nothing(), query_at, key_at)
                 if head_dim > i32(64):
-                    s0, s1, s2, s3 = dots(s0, s1, s2, s3, u32(query_at ^ u32(128)), u32(key_at ^ u32(128)))
+                    s0, s1, s2, s3 = dots(s0, s1, s2, s3, u32(query_at + u32(128)), u32(key_at + u32(128)))
                 warp_barrier()
                 ahead = i32(tile - places)
                 entry = ahead_entry
@@ -261,14 +262,14 @@ def tiles_with(mma: Any, pair: Any, span: Any = all_before, see: Any = visible) 
                 wait_first_copies()
                 warp_barrier()
                 o0, o1 = product(o0, o1, p, value_at)
-                o2, o3 = product(o2, o3, p, u32(value_at ^ u32(32)))
-                o4, o5 = product(o4, o5, p, u32(value_at ^ u32(64)))
-                o6, o7 = product(o6, o7, p, u32(value_at ^ u32(96)))
+                o2, o3 = product(o2, o3, p, u32(value_at + u32(32)))
+                o4, o5 = product(o4, o5, p, u32(value_at + u32(64)))
+                o6, o7 = product(o6, o7, p, u32(value_at + u32(96)))
                 if head_dim > i32(64):
-                    u0, u1 = product(u0, u1, p, u32(value_at ^ u32(128)))
-                    u2, u3 = product(u2, u3, p, u32(value_at ^ u32(160)))
-                    u4, u5 = product(u4, u5, p, u32(value_at ^ u32(192)))
-                    u6, u7 = product(u6, u7, p, u32(value_at ^ u32(224)))
+                    u0, u1 = product(u0, u1, p, u32(value_at + u32(128)))
+                    u2, u3 = product(u2, u3, p, u32(value_at + u32(160)))
+                    u4, u5 = product(u4, u5, p, u32(value_at + u32(192)))
+                    u6, u7 = product(u6, u7, p, u32(value_at + u32(224)))
                 warp_barrier()
                 begun = True
                 if ahead >= lowest:
@@ -287,10 +288,10 @@ def tiles_with(mma: Any, pair: Any, span: Any = all_before, see: Any = visible) 
                 write4(u32(at + u32(96)), far_total)
             wait_copies()
             warp_barrier()  # the sums take the place of keys and values, of all lanes
-            near = u32(base + u32(sum_byte(head_dim, g, i32(quad >> i32(1)) << i32(2)) + (quad & i32(1)) * i32(8)))
-            far, with_far = u32(near + u32(head_dim * i32(32))), pairs > i32(8)
+            near = u32(base + u32(sum_byte(head_dim, g, i32(quad * i32(2)))))
+            far, with_far = u32(near + u32(head_dim * i32(32) + i32(256))), pairs > i32(8)
             keep_eight(near, far, with_far, o0, o1, o2, o3, o4, o5, o6, o7)
             if head_dim > i32(64):
-                keep_eight(u32(near ^ u32(256)), u32(far ^ u32(256)), with_far, u0, u1, u2, u3, u4, u5, u6, u7)
+                keep_eight(u32(near + u32(256)), u32(far + u32(256)), with_far, u0, u1, u2, u3, u4, u5, u6, u7)
 
     return attend_tiles

@@ -1,7 +1,7 @@
 """Keys and values of a step's attention on their way from the paged cache to shared memory (kernels/attend_step_gpu.py).
 
-A tile is sixteen rows one behind the other, in chunks of 16 bytes; chunk c of row r lies in place c ^ (r & 7), so that the tensor
-cores' matrices, eight rows of a chunk, meet all banks.
+A tile is sixteen rows one behind the other, 16 bytes apart, so that the tensor cores' matrices, eight rows of 16 bytes below each
+other, meet all banks.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def copy_size(valid):
 
 
 @device_function
-def chunk_byte(row, chunk, head_dim):
-    """Where a chunk of 16 bytes lies in a tile."""
-    return u32(row * head_dim * i32(2) + ((chunk ^ (row & i32(7))) << i32(4)))
+def row_bytes(head_dim):
+    """From a row of a tile to the next."""
+    return i32(head_dim * i32(2) + i32(16))
 
 
 @device_function
@@ -68,13 +68,13 @@ def is_fetched(row, count, behind):
 
 
 @device_function
-def copy_four(to, cache, offset, step, turn):
-    """A lane's chunks of four rows, `step` elements apart and 512 bytes in the tile."""
+def copy_four(to, cache, offset, step, apart):
+    """A lane's chunks of four rows, `step` elements and `apart` bytes apart."""
     whole = u32(16)
     copy16(to, cache, offset, whole)
-    copy16(u32((to ^ turn) + u32(512)), cache, offset + step, whole)
-    copy16(u32((to ^ (u32(2) * turn & u32(127))) + u32(1024)), cache, offset + i64(2) * step, whole)
-    copy16(u32((to ^ (u32(3) * turn & u32(127))) + u32(1536)), cache, offset + i64(3) * step, whole)
+    copy16(u32(to + apart), cache, offset + step, whole)
+    copy16(u32(to + u32(2) * apart), cache, offset + i64(2) * step, whole)
+    copy16(u32(to + u32(3) * apart), cache, offset + i64(3) * step, whole)
 
 
 @device_function
@@ -84,17 +84,18 @@ def fetch_tile(to, cache, block_tables, table_row, kv_head, tile, entry, limit, 
     By a whole warp. A lane has one chunk of every second row, of 64 dims of every fourth.
     """
     block_size, head_dim = i32(cache.shape[1]), i32(cache.shape[3])
-    shift, turn = i32(3), u32(64)
+    shift = i32(3)
     if head_dim > i32(64):
-        shift, turn = i32(4), u32(32)
+        shift = i32(4)
     row, chunk, step = i32(lane() >> shift), i32(lane() & i32((i32(1) << shift) - i32(1))), i32(i32(32) >> shift)
     count, stride = i32(limit - tile * i32(_KEYS)), i32(i32(cache.shape[2]) * head_dim)
     start, paged = cache_offset(cache, entry, kv_head) + i64(i32(chunk * i32(8))), i32(block_size & i32(_KEYS - 1)) == i32(0)
     if count >= i32(_KEYS) and paged:
-        at, first, apart = u32(to + chunk_byte(row, chunk, head_dim)), start + i64(i32(row * stride)), i64(i32(step * stride))
-        copy_four(at, cache, first, apart, turn)
+        at, first = u32(to + u32(row * row_bytes(head_dim) + chunk * i32(16))), start + i64(i32(row * stride))
+        apart, between = i64(i32(step * stride)), u32(step * row_bytes(head_dim))
+        copy_four(at, cache, first, apart, between)
         if head_dim > i32(64):
-            copy_four(u32(at + u32(2048)), cache, first + i64(4) * apart, apart, turn)
+            copy_four(u32(at + u32(4) * between), cache, first + i64(4) * apart, apart, between)
     else:
         behind = i32(keys - tile * i32(_KEYS))
         while row < i32(_KEYS):
@@ -102,7 +103,7 @@ def fetch_tile(to, cache, block_tables, table_row, kv_head, tile, entry, limit, 
                 offset = start + row_offset(row, count, stride)
                 if not paged:
                     offset = loose_offset(cache, block_tables, table_row, kv_head, tile, row, limit, share) + i64(chunk * i32(8))
-                copy16(u32(to + chunk_byte(row, chunk, head_dim)), cache, offset, copy_size(row < count))
+                copy16(u32(to + u32(row * row_bytes(head_dim) + chunk * i32(16))), cache, offset, copy_size(row < count))
             row = i32(row + step)
     commit_copies()
 

@@ -44,11 +44,14 @@ MOST_WARPS = 8
 CLUSTER = 4
 """Blocks that share the keys of a tile of pairs."""
 
-RING_BYTES = 4 * (MOST_WARPS * PAIRS * MAX_HEAD_DIM + 128)
-"""Dynamic shared memory of a GPU's block: keys and values of each warp under way, later its sums; it begins at 512 bytes."""
+
+def ring_bytes(warps: int) -> int:
+    """Dynamic shared memory of a GPU's block: keys and values of each warp under way, later its sums; it begins at 16 bytes."""
+    return warps * PAIRS * 4 * (MAX_HEAD_DIM + 8) + 16
+
 
 _SUMS = WARPS * PAIRS * MAX_HEAD_DIM
-_QUERIES = PAIRS * MAX_HEAD_DIM + 64
+_QUERIES = PAIRS * MAX_HEAD_DIM + 4
 _STATS = 2 * MOST_WARPS * PAIRS + 4
 _REGISTERS = 168  # three blocks on a multiprocessor, and nothing spilled
 _EARLY = ("k_cache", "v_cache", "block_tables", "positions", "idx_mapping", "query_start_loc", "num_requests", "slot_mapping")
@@ -81,7 +84,7 @@ def rotate_queries(queries, k_cache, qkv, gain, table, positions, token, group, 
     """queries = the rotated queries of the pairs, rounded to the type of the cache, for `attend_keys`. Called by `warps` warps.
 
     Args:
-        queries: float32 shared [PAIRS * MAX_HEAD_DIM + 64].
+        queries: float32 shared [PAIRS * MAX_HEAD_DIM + 4].
         others: as in the kernels below.
     """
     head_dim = i32(k_cache.shape[3])
@@ -218,7 +221,7 @@ def attend_requests(
     overlap=True,
     early=_EARLY,
     cluster=CLUSTER,
-    shared=RING_BYTES,
+    shared=ring_bytes(MOST_WARPS),
 )
 def attend_step(
     out, k_cache, v_cache, qkv, table, block_tables, positions, slot_mapping, idx_mapping, query_start_loc, num_heads, scale,
@@ -270,7 +273,7 @@ def attend_step(
     overlap=True,
     early=_EARLY,
     cluster=CLUSTER,
-    shared=RING_BYTES,
+    shared=ring_bytes(MOST_WARPS),
 )
 def norm_attend_step(
     out, k_cache, v_cache, qkv, q_gain, k_gain, table, block_tables, positions, slot_mapping, idx_mapping, query_start_loc,

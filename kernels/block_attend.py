@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.attend_step import MAX_HEAD_DIM, MOST_WARPS, PAIRS, RING_BYTES, WARPS
+from kernels.attend_step import MAX_HEAD_DIM, MOST_WARPS, PAIRS, WARPS, ring_bytes
 from kernels.exponential import exp
 from kernels.lang import NEG_INF, SIMULATED, cuda, device_function, f32, i32, kernel
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
@@ -24,7 +24,7 @@ CLUSTER = 4
 """Blocks that share the keys of a tile of pairs."""
 
 _SUMS = WARPS * MAX_HEAD_DIM
-_QUERIES = PAIRS * MAX_HEAD_DIM + 64
+_QUERIES = PAIRS * MAX_HEAD_DIM + 4
 _STATS = 2 * MOST_WARPS * PAIRS + 4
 _REGISTERS = 168  # three blocks on a multiprocessor
 _EARLY = ("k_cache", "v_cache", "block_tables", "idx_mapping", "context_lens", "block_lens", "num_requests")
@@ -139,7 +139,7 @@ def attend_blocks(
         request += i32(cuda.gridDim.z)
 
 
-@kernel(writes=("out",), max_registers=_REGISTERS, overlap=True, early=_EARLY, cluster=CLUSTER, shared=RING_BYTES)
+@kernel(writes=("out",), max_registers=_REGISTERS, overlap=True, early=_EARLY, cluster=CLUSTER, shared=ring_bytes(MOST_WARPS))
 def block_attend(
     out, k_cache, v_cache, qkv, q_gain, k_gain, table, block_tables, idx_mapping, context_lens, block_lens, num_heads, eps, window,
     causal, scale, num_requests,

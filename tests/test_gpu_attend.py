@@ -65,7 +65,7 @@ def run_step(args: dict[str, Any], storage: str, warps: int, blocks: int) -> Non
     ):
         parts[name] = gpu_module(name, warp, **parts)
     form = parts["attend_step_gpu"].STEP[NUMPY[storage]]
-    warp.run(form, *args.values(), np.array([1.0]), np.array([2.0]), np.array([3.0]))
+    warp.run(form, *args.values(), np.array([1.0]), np.array([4.0]), np.array([5.0]))
 
 
 @pytest.mark.parametrize(

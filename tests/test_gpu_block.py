@@ -98,7 +98,7 @@ def test_block_attention(
     ):
         parts[name] = gpu_module(name, warp, **parts)
     form = parts["block_attend_gpu"].BLOCK[NUMPY[storage]]
-    warp.run(form, *held.values(), np.array([1.0]), np.array([2.0]), np.array([3.0]))
+    warp.run(form, *held.values(), np.array([1.0]), np.array([4.0]), np.array([5.0]))
     compare_attend(case, held["out"], lengths, storage)
     for name, value in held.items():
         if isinstance(value, np.ndarray) and name != "out":

@@ -14,7 +14,7 @@ from graphs.arrays import DecoderShape
 from graphs.fused_ops import FusedOps, Layout, layouts_of, stripes_of, why_not_fused
 from graphs.ops import OpTable
 from graphs.plain_ops import PagedAttention, PlainOps
-from graphs.step_attention import cluster_blocks, pair_tiles
+from graphs.step_attention import pair_tiles, step_form
 from graphs.transformer import DecoderTarget
 from runtime import assembly
 from runtime.engine import Engine
@@ -228,18 +228,18 @@ def test_one_set_records_every_step_of_its_table() -> None:
 @pytest.mark.parametrize(
     ("rows", "requests", "num_heads", "num_kv_heads", "expected"),
     [
-        (1, 1, 9, 3, 4),
-        (8, 1, 9, 3, 4),
-        (1, 8, 9, 3, 2),
-        (8, 8, 9, 3, 2),
-        (1, 1, 32, 8, 4),
-        (8, 1, 32, 8, 2),
-        (1, 8, 32, 8, 2),
-        (8, 8, 32, 8, 1),
-        (8, 64, 32, 8, 1),
+        (1, 1, 9, 3, (8, 4)),
+        (8, 1, 9, 3, (8, 4)),
+        (1, 8, 9, 3, (4, 8)),
+        (8, 8, 9, 3, (2, 8)),
+        (1, 1, 32, 8, (4, 8)),
+        (8, 1, 32, 8, (4, 8)),
+        (1, 8, 32, 8, (2, 8)),
+        (8, 8, 32, 8, (1, 8)),
+        (8, 64, 32, 8, (1, 8)),
     ],
 )
 def test_clusters_grow_smaller_where_there_are_many(
-    rows: int, requests: int, num_heads: int, num_kv_heads: int, expected: int
+    rows: int, requests: int, num_heads: int, num_kv_heads: int, expected: tuple[int, int]
 ) -> None:
-    assert cluster_blocks(pair_tiles(rows, num_heads, num_kv_heads) * num_kv_heads * requests) == expected
+    assert step_form(pair_tiles(rows, num_heads, num_kv_heads) * num_kv_heads * requests) == expected

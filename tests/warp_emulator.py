@@ -211,9 +211,11 @@ class Warp:
         return value
 
     def read_matrices(self, address: Any, *, transposed: bool = False) -> Words:
-        """A word of each of four matrices; NaN where nothing was stored."""
+        """A word of each of four matrices; NaN where nothing was stored. Refuses rows of a matrix that meet in a bank."""
         assert int(address) % 16 == 0
         rows = self.combine(address, lambda lane: list(range(LANES)), lambda addresses: addresses)
+        places = [{int(row) // 16 % 8 for row in rows[8 * i : 8 * i + 8]} for i in range(4)]
+        assert all(len(of_matrix) == 8 for of_matrix in places), "rows of a matrix meet in a bank"
         group, quad = divmod(self._local.lane, 4)
         words = []
         for i in range(4):

@@ -78,6 +78,16 @@ MUTATIONS: tuple[Mutation, ...] = (
         expects="AssertionError",
     ),
     mutation(
+        "rows-of-a-tile-without-room-between",
+        "9d-49",
+        "kernels/attend_pages_gpu.py",
+        "    return i32(head_dim * i32(2) + i32(16))\n",
+        "    return i32(head_dim * i32(2))\n",
+        test="tests/test_gpu_attend.py::test_a_step_of_attention[bfloat16-True-64-32-12-8-2-2-1]",
+        text="no number changes: eight rows of a matrix are in one bank, and a GPU reads them one after the other",
+        expects="meet in a bank",
+    ),
+    mutation(
         "poison-that-comes-late",
         "9a-15",
         _DEVICE,
