@@ -78,6 +78,6 @@ def flow_layouts_of(name: str, outputs: int, depth: int) -> list[FlowLayout]:
     if 2 * outputs * depth < _LARGE_BYTES or depth % LINE or parts > WARPS:
         return []
     at_once = WARPS // parts
-    height = at_once * (TILE_ROWS if name == "gate_up" else 2 * TILE_ROWS)
+    height = at_once * (TILE_ROWS if name in ("gate_up", "head") else 2 * TILE_ROWS)
     columns = outputs // 2 if name == "gate_up" else outputs
     return [FlowLayout(parts, parts * at_once, min(_BLOCKS, -(-columns // height)))]

@@ -38,4 +38,14 @@ MUTATIONS = (
         text="only on a GPU, and only where a step has no live rows: whoever has that shared memory next finds weights in it",
         expects="assert",
     ),
+    mutation(
+        "odd-rows-of-a-slab-meet-even-ones-in-a-bank",
+        "9d-49",
+        "kernels/slab_gpu.py",
+        "    return u32(((row & i32(1)) << i32(6)) + (quad << i32(4)))",
+        "    return u32(quad << i32(4))",
+        test="tests/test_gpu_slab.py::test_lanes_of_a_read_have_banks_of_their_own",
+        text="only on a GPU, and there the halves of odd rows are changed over: the ids are others",
+        expects="assert",
+    ),
 )
