@@ -75,5 +75,5 @@ def wide_layouts_of(name: str, outputs: int, depth: int) -> list[WideLayout]:
     else:
         tiles, chunks = -(-outputs // HEIGHT), -(-depth // CHUNK)
         parts = max(min(_BLOCKS // tiles, MOST_PARTS, chunks // _FEWEST_CHUNKS), 1)
-        fits = outputs % 8 == 0 and name in ("out", "down")
+        fits = outputs % 8 == 0 and name == "down"
     return [WideLayout(tiles * parts, parts)] if fits and depth % 8 == 0 and tiles * parts >= _FEWEST_BLOCKS else []

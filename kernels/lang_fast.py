@@ -15,6 +15,16 @@ def _gpu_inverse_root(value):
     return lang_element.inverse_root(value)
 
 
+def _gpu_sigmoid(value):
+    return lang_element.inverse(f32(1.0) + lang_element.exp2(value * f32(-1.44269504)))
+
+
+@primitive(lambda value: _gpu_sigmoid)
+def sigmoid(value):
+    """1 / (1 + exp(-value)) of a float32; 0 where exp(-value) is infinite."""
+    return f32(1.0) / (f32(1.0) + f32(math.exp(min(-value, f32(88.0)))))
+
+
 @primitive(lambda value: _gpu_inverse_root)
 def inverse_root(value):
     """1 / sqrt(value) of a positive float32."""

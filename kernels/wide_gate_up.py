@@ -7,12 +7,11 @@ sums of squares of 64 rows would be as much to read for every block as a quarter
 
 from __future__ import annotations
 
-from kernels.behind_product import gated_eight
-from kernels.lang import cuda, f32, i32, kernel
+from kernels.lang import cuda, device_function, f32, i32, kernel
 from kernels.lang_eight import write_eight
+from kernels.lang_fast import sigmoid
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
-from kernels.project import divide
-from kernels.wide_tile import HEIGHT, RING_BYTES, WIDE_TOKENS, begin_wide, multiply_wide, wide_sums
+from kernels.wide_tile import HEIGHT, RING_BYTES, WIDE_TOKENS, begin_wide, multiply_wide, place_of, wide_sums
 
 _REGISTERS = 168  # of eight warps, beside a block of the norm in front
 
@@ -20,6 +19,25 @@ OUTPUTS = HEIGHT // 2
 """Of a tile: as many rows of gate and of up."""
 
 _EIGHTS = OUTPUTS // 8
+
+
+@device_function
+def gated(gate, up):
+    return gate * sigmoid(gate) * up
+
+
+@device_function
+def eight_gated(g, u):
+    return (
+        gated(g[0], u[0]),
+        gated(g[1], u[1]),
+        gated(g[2], u[2]),
+        gated(g[3], u[3]),
+        gated(g[4], u[4]),
+        gated(g[5], u[5]),
+        gated(g[6], u[6]),
+        gated(g[7], u[7]),
+    )
 
 
 @kernel(writes=("out",), max_registers=_REGISTERS, overlap=True, early=("weight",), shared=RING_BYTES)
@@ -52,16 +70,15 @@ def wide_gate_up(out, x, weight, num_tokens):
             begun = False
             multiply_wide(ring, x, token, weight, base, outputs + base, i32(0), i32(1))
             cuda.syncthreads()
-            item, items = i32(cuda.threadIdx.x), min(live - token, i32(WIDE_TOKENS)) * i32(_EIGHTS)
-            while item < items:
-                t = divide(item, i32(_EIGHTS))
-                place = (item - t * i32(_EIGHTS)) << i32(3)
+            item, rows = i32(cuda.threadIdx.x), min(live - token, i32(WIDE_TOKENS))
+            while item < rows * i32(_EIGHTS):
+                t, place = place_of(item, rows)
                 row, output = token + t, base + place
                 if output < outputs:
                     gates = wide_sums(ring, x, weight, row, output, t, place, i32(0), i32(1))
                     below = i32(OUTPUTS) + place
                     ups = wide_sums(ring, x, weight, row, outputs + output, t, below, i32(0), i32(1))
-                    write_eight(out, row, output, gated_eight(gates, ups, f32(1.0)))
+                    write_eight(out, row, output, eight_gated(gates, ups))
                 item += i32(cuda.blockDim.x)
             cuda.syncthreads()
             token += i32(WIDE_TOKENS)

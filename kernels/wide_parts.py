@@ -15,7 +15,7 @@ from kernels.lang import MAX_THREADS, cuda, device_function, f32, i32, kernel
 from kernels.lang_eight import read_eight, read_eight_flat, write_eight
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.project import ceil_div, divide
-from kernels.wide_tile import HEIGHT, RING_BYTES, WIDE_TOKENS, begin_wide, multiply_wide, wide_sums
+from kernels.wide_tile import HEIGHT, RING_BYTES, WIDE_TOKENS, begin_wide, multiply_wide, place_of, wide_sums
 
 _EIGHTS = HEIGHT // 8
 
@@ -57,10 +57,9 @@ def wide_parts(out, x, weight, parts, num_tokens):
             begun = False
             multiply_wide(ring, x, token, weight, base, base + half, part, parts)
             cuda.syncthreads()
-            eight, eights = i32(cuda.threadIdx.x), min(live - token, i32(WIDE_TOKENS)) * i32(_EIGHTS)
-            while eight < eights:
-                t = divide(eight, i32(_EIGHTS))
-                place = (eight - t * i32(_EIGHTS)) << i32(3)
+            eight, rows = i32(cuda.threadIdx.x), min(live - token, i32(WIDE_TOKENS))
+            while eight < rows * i32(_EIGHTS):
+                t, place = place_of(eight, rows)
                 if base + place < outputs:
                     values = wide_sums(ring, x, weight, token + t, base + place, t, place, part, parts)
                     write_eight(out, token + t, part * outputs + base + place, values)

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kernels.lang import SIMULATED, f32, i32
+from kernels.lang import SIMULATED, device_function, f32, i32
 from kernels.lang_storage import widen
 from kernels.lang_warp import primitive
+from kernels.project import divide
 from kernels.tile import CHUNK
 
 if not SIMULATED:
@@ -60,6 +61,14 @@ def begin_wide(ring, weight, first, second, part, parts):
 def multiply_wide(ring, x, token, weight, first, second, part, parts):
     """Multiply the tile with rows token .. token + WIDE_TOKENS - 1 of x; behind a barrier `wide_sums` hands out the sums. Called by
     all threads of a block, on a GPU WIDE_WARPS warps or more."""
+
+
+@device_function
+def place_of(item, rows):
+    """(token, place in the tile) of an item of eight sums: four neighbours, then the next token, of so many: lanes that read the
+    ring together meet in no bank, and what they write is long."""
+    group = divide(item >> i32(2), rows)
+    return (item >> i32(2)) - group * rows, ((group << i32(2)) + (item & i32(3))) << i32(3)
 
 
 @primitive(_gpu_sums)
