@@ -74,6 +74,6 @@ def wide_layouts_of(name: str, outputs: int, depth: int) -> list[WideLayout]:
         fits = outputs % 16 == 0
     else:
         tiles, chunks = -(-outputs // HEIGHT), -(-depth // CHUNK)
-        parts = max(min(_BLOCKS // tiles, MOST_PARTS, chunks // _FEWEST_CHUNKS), 1)
-        fits = outputs % 8 == 0 and name == "down"
+        parts = max(min(_BLOCKS // tiles, MOST_PARTS, chunks // _FEWEST_CHUNKS, 2 * depth // outputs), 1)
+        fits = name == "down" and outputs % 8 == 0 and outputs <= 2 * depth  # columns of scratch.gate_up
     return [WideLayout(tiles * parts, parts)] if fits and depth % 8 == 0 and tiles * parts >= _FEWEST_BLOCKS else []
