@@ -86,7 +86,7 @@ class ClusterBlockAttention:
         grid = (pair_tiles(1 + run.k, heads, kv_heads), kv_heads, rows)
         form = step_form(grid[0] * grid[1] * grid[2])
         run.launch.launch(
-            _ATTEND[form],
+            _ATTEND[form, layer.k_cache.dtype.itemsize],
             grid,
             form.threads,
             scratch.attention[:count],

@@ -41,9 +41,10 @@ SMALL = Form(8, WARPS)
 FORMS = (SMALL, *(Form(cluster, MOST_WARPS) for cluster in (4, 2, 1)))
 
 
-def forms_of(kernel: Kernel) -> dict[Form, Kernel]:
-    """A kernel as each form launches it."""
-    return {form: replace(kernel, cluster=form.cluster, shared=ring_bytes(form.warps)) for form in FORMS}
+def forms_of(kernel: Kernel) -> dict[tuple[Form, int], Kernel]:
+    """A kernel as each form launches it, by the bytes of a cache's elements too: in float32 nothing is kept in dynamic memory."""
+    rings = {(form, size): ring_bytes(form.warps) if size == 2 else 0 for form in FORMS for size in (2, 4)}
+    return {key: replace(kernel, cluster=key[0].cluster, shared=ring) for key, ring in rings.items()}
 
 
 _PLAIN, _NORMED = forms_of(attend_step), forms_of(norm_attend_step)
@@ -140,12 +141,13 @@ class StepAttention:
             tiles = min(tiles, _MIXED_TILES)
         scale, grid = float(shape.head_dim) ** -0.5, (tiles, kv_heads, run.most_requests)
         form = SMALL if self.batch_invariant else step_form(grid[0] * grid[1] * grid[2])
+        which = (form, layer.k_cache.dtype.itemsize)
         if layer.q_norm is not None and layer.k_norm is not None:
             gains, eps = (layer.q_norm, layer.k_norm), shape.rms_norm_eps
             last = (eps, scale, int(stored), inputs.num_requests)
-            run.launch.launch(_NORMED[form], grid, form.threads, *arrays, *gains, *where, *last)
+            run.launch.launch(_NORMED[which], grid, form.threads, *arrays, *gains, *where, *last)
         else:
-            run.launch.launch(_PLAIN[form], grid, form.threads, *arrays, *where, scale, int(stored), inputs.num_requests)
+            run.launch.launch(_PLAIN[which], grid, form.threads, *arrays, *where, scale, int(stored), inputs.num_requests)
 
     def _rows(self, run: ForwardPass, layer: LayerArrays) -> None:
         shape, tokens, inputs = run.model.shape, run.num_tokens, run.step.inputs

@@ -126,6 +126,7 @@ def idle_gpu() -> Iterator[Any]:
 
         vars(sys.modules["runtime.cuda_stream"])["cuda"] = SimpleNamespace(external_stream=_nothing)
         vars(sys.modules["runtime.cuda_work"])["fill_async"] = _nothing
+        vars(sys.modules["runtime.cuda_work"])["allow_shared"] = _nothing
         module.CudaDevice.compile = lambda self, kernel, types, block: 0  # type: ignore[method-assign]
         CudaArray.numba = SimpleNamespace(_numba_type_=None)  # type: ignore[assignment, method-assign]
         CudaStream.cublas = SimpleNamespace(product=lambda *matrices: _nothing, warm_up=_nothing)  # type: ignore[assignment, method-assign]
