@@ -1,6 +1,6 @@
 """The GPU's forms of kernels/flow.py: rows of weights in long runs through a ring of each warp into the tensor cores.
 
-A stage holds so many columns of the eight rows of one or two slabs. A lane asks for the run of a row; a barrier counts the bytes.
+A stage holds half of a warp's columns of the eight rows of both slabs. A lane asks for the run of a row; a barrier counts bytes.
 Lane 4 g + q reads columns 8 q .. 8 q + 7 of both halves of a line of row g; which columns the hardware takes for its k = 0..15
 does not matter as long as both operands agree (kernels/tile_gpu.py). Between an even row and the odd one behind it lie 64 bytes,
 or the lanes of a read would meet in its banks. A lane whose weight row does not exist takes the last that does; its sums are
@@ -23,33 +23,17 @@ WARPS = 8
 STAGES = 3
 """Stages of a warp's ring."""
 
-SLABS = 2
-"""Slabs of a stage: 1 or 2, the two of a tile at once."""
-
-COLUMNS = 256
-"""Columns of a stage: 128, 256 or 512."""
-
-_MOST_COLUMNS = 512
-_LINE = 64
-_PIECES = _MOST_COLUMNS // COLUMNS
-_LINES = COLUMNS // _LINE
-_STAGES_OF_TILE = 2 // SLABS * _PIECES
-_TILE_SHIFT, _PIECE_SHIFT = _STAGES_OF_TILE.bit_length() - 1, _PIECES.bit_length() - 1
-_ROW_BYTES = 2 * COLUMNS
+_STAGES_OF_TILE = 2
+_LINES = 4  # of a stage: 256 columns
+_ROW_BYTES = 128 * _LINES
 _GAP = 64
 _SLAB_BYTES = 8 * _ROW_BYTES + 4 * _GAP
-_STAGE_BYTES = SLABS * _SLAB_BYTES
+_STAGE_BYTES = 2 * _SLAB_BYTES
 _BARRIERS = (WARPS * STAGES * 8 + 127) // 128 * 128
 _WARP_BYTES = STAGES * _STAGE_BYTES
 
 RING_BYTES = 16 + _BARRIERS + WARPS * _WARP_BYTES
 """Dynamic shared memory of a block."""
-
-
-@device_function
-def no_words():
-    """Sixteen bytes of zero."""
-    return u32(0), u32(0), u32(0), u32(0)
 
 
 @device_function
@@ -86,17 +70,17 @@ def slot_of(turn):
 
 @device_function
 def ask(ring, weight, row, second, place, line, lines, warp, slot):
-    """Begin to fill a slot with stage `place` of the tile at `row`."""
-    depth, piece = i32(weight.shape[1]), place & i32(_PIECES - 1)
-    slab = (place >> i32(_PIECE_SHIFT)) + (lane() >> i32(3))
-    here = max(min(lines - piece * i32(_LINES), i32(_LINES)), i32(0))
+    """Begin to fill a slot with stage `place` of the tile at `row`: its first or its second columns, of both slabs."""
+    depth = i32(weight.shape[1])
+    here = max(min(lines - place * i32(_LINES), i32(_LINES)), i32(0))
     size, barrier = u32(here << i32(7)), barrier_of(ring, warp, slot)
     if lane() == i32(0):
-        barrier_expect(barrier, u32(size * u32(8 * SLABS)))
-    if here > i32(0) and lane() < i32(8 * SLABS):
-        index = min(row + slab * second + (lane() & i32(7)), i32(weight.shape[0]) - i32(1))
-        column = (line + piece * i32(_LINES)) << i32(6)
-        address = u32(stage_of(ring, warp, slot) + u32((lane() >> i32(3)) * i32(_SLAB_BYTES)) + row_place(lane() & i32(7)))
+        barrier_expect(barrier, u32(size * u32(16)))
+    if here > i32(0) and lane() < i32(16):
+        slab, own = lane() >> i32(3), lane() & i32(7)
+        index = min(row + slab * second + own, i32(weight.shape[0]) - i32(1))
+        column = (line + place * i32(_LINES)) << i32(6)
+        address = u32(stage_of(ring, warp, slot) + u32(slab * i32(_SLAB_BYTES)) + row_place(own))
         copy_run(address, weight, i64(index) * i64(depth) + i64(column), size, barrier, evict_first())
 
 
@@ -110,9 +94,9 @@ def turned(turn, by):
 def begin(ring, weight, row, second, step, limit, line, lines, warp, turn):
     warp_barrier()
     for stage in range(STAGES):
-        ahead = row + (i32(stage) >> i32(_TILE_SHIFT)) * step
+        ahead = row + (i32(stage) >> i32(1)) * step
         if ahead < limit:
-            place, slot = i32(stage) & i32(_STAGES_OF_TILE - 1), slot_of(turned(turn, stage))
+            place, slot = i32(stage) & i32(1), slot_of(turned(turn, stage))
             ask(ring, weight, ahead, second, place, line, lines, warp, slot)
 
 
@@ -157,9 +141,7 @@ def _line(mma: Any, which: int) -> Callable[..., Any]:
         if lines > i32(own):
             x0, x1 = held[own]
             w, u = read16(u32(place + u32(at))), read16(u32(place + u32(at + 64)))
-            v, e = no_words(), no_words()
-            if SLABS > 1:
-                v, e = read16(u32(place + u32(at + _SLAB_BYTES))), read16(u32(place + u32(at + 64 + _SLAB_BYTES)))
+            v, e = read16(u32(place + u32(at + _SLAB_BYTES))), read16(u32(place + u32(at + 64 + _SLAB_BYTES)))
             a = mma(a, w[0], v[0], w[1], v[1], x0[0], x0[1])
             b = mma(b, w[2], v[2], w[3], v[3], x0[2], x0[3])
             c = mma(c, u[0], e[0], u[1], e[1], x1[0], x1[1])
@@ -176,41 +158,26 @@ def _tile(mma: Any) -> Callable[..., Any]:
         group, quad = lane() >> i32(2), lane() & i32(3)
         own = u32(row_place(group) + u32(quad << i32(4)))
         sums = no_sums(), no_sums(), no_sums(), no_sums()
-        for place in range(_STAGES_OF_TILE):
-            slot, piece = slot_of(turn), i32(place) & i32(_PIECES - 1)
-            if piece == i32(0):
-                sums = no_sums(), no_sums(), no_sums(), no_sums()
+        for stage in range(_STAGES_OF_TILE):
+            slot, place = slot_of(turn), i32(stage)
             barrier_wait(barrier_of(ring, warp, slot), u32(1) if turn >= u32(STAGES) else u32(0))
             at = u32(stage_of(ring, warp, slot) + own)
-            if i32(_LINES) == i32(8):
+            if place == i32(0):
                 sums = line3(line2(line1(line0(sums, at, held, lines), at, held, lines), at, held, lines), at, held, lines)
-                sums = line7(line6(line5(line4(sums, at, held, lines), at, held, lines), at, held, lines), at, held, lines)
-            elif i32(_LINES) == i32(4):
-                if piece == i32(0):
-                    sums = line3(line2(line1(line0(sums, at, held, lines), at, held, lines), at, held, lines), at, held, lines)
-                else:
-                    sums = line7(line6(line5(line4(sums, at, held, lines), at, held, lines), at, held, lines), at, held, lines)
-            elif piece == i32(0):
-                sums = line1(line0(sums, at, held, lines), at, held, lines)
-            elif piece == i32(1):
-                sums = line3(line2(sums, at, held, lines), at, held, lines)
-            elif piece == i32(2):
-                sums = line5(line4(sums, at, held, lines), at, held, lines)
             else:
-                sums = line7(line6(sums, at, held, lines), at, held, lines)
+                sums = line7(line6(line5(line4(sums, at, held, lines), at, held, lines), at, held, lines), at, held, lines)
             warp_barrier()
-            ahead = row + ((i32(place) + i32(STAGES)) >> i32(_TILE_SHIFT)) * step
+            behind = place + i32(STAGES)
+            ahead = row + (behind >> i32(1)) * step
             if ahead < limit:
-                ask(ring, weight, ahead, second, (i32(place) + i32(STAGES)) & i32(_STAGES_OF_TILE - 1), line, lines, warp, slot)
+                ask(ring, weight, ahead, second, behind & i32(1), line, lines, warp, slot)
             turn = turned(turn, 1)
-            if piece == i32(_PIECES - 1):
-                total = add_sums(add_sums(sums[0], sums[1]), add_sums(sums[2], sums[3]))
-                cell = to + (i32(place) >> i32(_PIECE_SHIFT)) * i32(64) + quad * i32(16) + group
-                partial[cell] = total[0]
-                partial[cell + i32(8)] = total[1]
-                if SLABS > 1:
-                    partial[cell + i32(64)] = total[2]
-                    partial[cell + i32(72)] = total[3]
+        total = add_sums(add_sums(sums[0], sums[1]), add_sums(sums[2], sums[3]))
+        cell = to + quad * i32(16) + group
+        partial[cell] = total[0]
+        partial[cell + i32(8)] = total[1]
+        partial[cell + i32(64)] = total[2]
+        partial[cell + i32(72)] = total[3]
         return turn
 
     return tile

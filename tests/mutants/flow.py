@@ -12,7 +12,7 @@ MUTATIONS = (
         "columns-of-the-first-stage-twice",
         "9d-49",
         _FILE,
-        "        column = (line + piece * i32(_LINES)) << i32(6)",
+        "        column = (line + place * i32(_LINES)) << i32(6)",
         "        column = line << i32(6)",
         test=_TILES,
         text="only on a GPU",
