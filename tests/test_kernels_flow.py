@@ -63,12 +63,9 @@ def test_flow_project(
 
 @LAUNCHES
 @STORAGE
-@SCALED
 @CASES
-def test_flow_gate_up(
-    launch: Launch, storage: str, scaled: int, outputs: int, depth: int, count: int, capacity: int, parts: int
-) -> None:
-    args = flow_case(storage, scaled, 2 * outputs, depth, count, capacity, parts)
+def test_flow_gate_up(launch: Launch, storage: str, outputs: int, depth: int, count: int, capacity: int, parts: int) -> None:
+    args = flow_case(storage, 0, 2 * outputs, depth, count, capacity, parts)
     args["out"] = out_of(storage, capacity, outputs)
     check(launch, flow_gate_up, args, {"out": oracle.norm_gate_up(**wide_args(args))}, storage)
 
