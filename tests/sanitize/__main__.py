@@ -6,6 +6,7 @@ Exit code 1: a hazard, a run without an end, or a race that was planted in a cop
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -18,7 +19,8 @@ from tests.sanitize.sanitizer import Sanitizer
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sanitize", description=__doc__)
     parser.add_argument("--only", action="append", default=[], metavar="KERNEL", help="this kernel; may be given several times")
-    parser.add_argument("--workers", type=int, default=8, help="processes at a time (8)")
+    cores = os.cpu_count() or 8
+    parser.add_argument("--workers", type=int, default=max(4, min(24, cores // 2)), help="processes at a time (half the cores)")
     parser.add_argument("--limit", type=float, default=100, metavar="S", help="seconds of a process (100)")
     parser.add_argument("--logs", type=Path, metavar="DIR", help="keeps what the tool printed of each kernel")
     options = parser.parse_args(arguments)

@@ -65,32 +65,27 @@ class RaceChecks:
         """only: names of kernels, none for all. None: the workload does not run without the tool."""
         damages = [damage for damage in DAMAGES if not only or damage.kernel in only]
         with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(workers) as pool:
-            found = warm(ROOT, WARM_LIMIT_S)
-            if found is None:
-                return None
-            say(f"{found['accepted']} of {found['drafted']} drafts accepted")
-            kernels = [kernel for kernel in found["kernels"] if kernel["shared"] and (not only or kernel["name"] in only)]
+            copies = {damage: Path(name) / str(number) for number, damage in enumerate(damages)}
             try:
+                compiled = {damage: pool.submit(_copied, damage, folder) for damage, folder in copies.items()}
+                found = warm(ROOT, WARM_LIMIT_S)
+                if found is None:
+                    return None
+                say(f"{found['accepted']} of {found['drafted']} drafts accepted")
+                kernels = [kernel for kernel in found["kernels"] if kernel["shared"] and (not only or kernel["name"] in only)]
                 own = [pool.submit(self._check, ROOT, kernel["name"], kernel["entry"]) for kernel in kernels]
-                planted = [
-                    pool.submit(self._planted, Path(name) / str(number), damage, found["kernels"])
-                    for number, damage in enumerate(damages)
-                ]
+                planted = {}
+                for damage, folder in copies.items():
+                    compiled[damage].result()
+                    entry = next((kernel["entry"] for kernel in kernels if kernel["name"] == damage.kernel), damage.kernel)
+                    planted[damage] = pool.submit(self._check, folder, str(damage), entry)
                 findings = {kernel["entry"]: job.result() for kernel, job in zip(kernels, own, strict=True)}
-                controls = {damage: job.result() for damage, job in zip(damages, planted, strict=True)}
+                controls = {damage: job.result() for damage, job in planted.items()}
             except BaseException:  # the pool would wait for what is under way
                 pool.shutdown(wait=False, cancel_futures=True)
                 end_all()
                 raise
         return Checked(found["kernels"], findings, controls)
-
-    def _planted(self, folder: Path, damage: Damage, kernels: Kernels) -> Finding:
-        damage.copy_to(folder)
-        warm(folder, WARM_LIMIT_S)
-        entries = [kernel["entry"] for kernel in kernels if kernel["name"] == damage.kernel]
-        if not entries:
-            return Finding(Outcome.BROKEN, 0, 0.0, f"the workload launches no {damage.kernel}")
-        return self._check(folder, str(damage), entries[0])
 
     def _check(self, folder: Path, what: str, entry: str) -> Finding:
         finding = self.racecheck.run(
@@ -101,6 +96,11 @@ class RaceChecks:
             self.logs.mkdir(parents=True, exist_ok=True)
             (self.logs / f"{re.sub('[^a-z_]+', '-', what)}.txt").write_text(finding.text, encoding="utf-8")
         return finding
+
+
+def _copied(damage: Damage, folder: Path) -> None:
+    damage.copy_to(folder)
+    warm(folder, WARM_LIMIT_S)
 
 
 def warm(folder: Path, limit_s: float) -> dict[str, Any] | None:
