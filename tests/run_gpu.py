@@ -28,6 +28,7 @@ PROCESSES = max(4, min(12, (os.cpu_count() or 8) // 2))
 """At a time. They share one GPU: what they wait for is the compiler."""
 
 LONGEST_FIRST = (
+    "test_long_prompts",
     "test_gpu_dflash",
     "test_gpu_smollm2",
     "test_gpu_engine",
@@ -76,7 +77,7 @@ def gpu_test_files() -> tuple[list[Path], list[str]]:
     return sorted(files, key=lambda path: (order.get(path.stem, len(order)), path)), failures
 
 
-def run_file(path: Path, folder: Path) -> dict[str, Any]:
+def run_file(path: Path, folder: Path, limit_s: float = FILE_LIMIT_S) -> dict[str, Any]:
     """Its report; a process that dies or takes too long is a failure of the file."""
     report, log = folder / f"{path.stem}.json", folder / f"{path.stem}.log"
     name = str(path.relative_to(ROOT))
@@ -86,7 +87,7 @@ def run_file(path: Path, folder: Path) -> dict[str, Any]:
     with log.open("w", encoding="utf-8") as output:
         try:
             code = subprocess.run(
-                command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, timeout=FILE_LIMIT_S, check=False
+                command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, timeout=limit_s, check=False
             ).returncode
         except subprocess.TimeoutExpired:
             code = -1
@@ -131,6 +132,7 @@ def _bench_line(name: str, run: dict[str, Any]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.run_gpu", description=__doc__)
     parser.add_argument("--without-benches", action="store_true", help="the tests only, as where the GPU is not alone")
+    parser.add_argument("--limit", type=float, default=FILE_LIMIT_S, metavar="S", help=f"seconds of a file ({FILE_LIMIT_S})")
     options = parser.parse_args(arguments)
     if not has_gpu():
         print("make gpu: no CUDA device on this machine", file=sys.stderr)
@@ -140,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = Path(name)
         files, uncollected = gpu_test_files()
         with ThreadPoolExecutor(PROCESSES) as pool:
-            report = merged(list(pool.map(lambda path: run_file(path, folder), files)))
+            report = merged(list(pool.map(lambda path: run_file(path, folder, options.limit), files)))
         report["failures"] += uncollected
         tested = time.perf_counter() - began
         lines: list[str] = []
