@@ -9,6 +9,7 @@ from graphs.arrays import LayerArrays
 from graphs.launch import Array
 from graphs.ops import ForwardPass
 from kernels.attend import BLOCK_PAIRS, NARROW_HEAD, attend_rows, attend_wide_rows
+from kernels.attend_few import attend_few, norm_attend_few
 from kernels.attend_step import MOST_WARPS, PAIRS, WARPS, attend_step, norm_attend_step, ring_bytes
 from kernels.lang import Kernel
 from kernels.rotate import norm_rotate_store, rotate_store
@@ -20,7 +21,7 @@ _BLOCKS = 132
 """Blocks of eight warps that a step is laid out for: one on each multiprocessor of an H200."""
 
 _FEW_TILES = 6
-"""Tiles of pairs up to which blocks are small: they find room beside those of a product that has not ended. Large ones wait."""
+"""Tiles of pairs up to which a step is that of kernels/attend_few.py, faster between the small products of a small model."""
 
 _MIXED_TILES = 8
 """Tiles of one request that run at once where rows differ: most requests have one or none, and a block costs even so."""
@@ -98,7 +99,7 @@ class StepAttention:
     """Attributes:
     query: [T, nh hd], of the cache's type: rotated queries of a larger step; scratch.
     batch_invariant: every step has one form, which decides the order of its sums, and larger steps add up as the
-        others do (kernels/attend_step.py), at the price of speed.
+        others do (kernels/attend_few.py), at the price of speed.
     """
 
     query: Array
@@ -141,13 +142,15 @@ class StepAttention:
             tiles = min(tiles, _MIXED_TILES)
         scale, grid = float(shape.head_dim) ** -0.5, (tiles, kv_heads, run.most_requests)
         form = SMALL if self.batch_invariant else step_form(grid[0] * grid[1] * grid[2])
-        which = (form, layer.k_cache.dtype.itemsize)
+        which, plain, normed = (form, layer.k_cache.dtype.itemsize), attend_few, norm_attend_few
+        if form is not SMALL:
+            plain, normed = _PLAIN[which], _NORMED[which]
         if layer.q_norm is not None and layer.k_norm is not None:
             gains, eps = (layer.q_norm, layer.k_norm), shape.rms_norm_eps
             last = (eps, scale, int(stored), inputs.num_requests)
-            run.launch.launch(_NORMED[which], grid, form.threads, *arrays, *gains, *where, *last)
+            run.launch.launch(normed, grid, form.threads, *arrays, *gains, *where, *last)
         else:
-            run.launch.launch(_PLAIN[which], grid, form.threads, *arrays, *where, scale, int(stored), inputs.num_requests)
+            run.launch.launch(plain, grid, form.threads, *arrays, *where, scale, int(stored), inputs.num_requests)
 
     def _rows(self, run: ForwardPass, layer: LayerArrays) -> None:
         shape, tokens, inputs = run.model.shape, run.num_tokens, run.step.inputs

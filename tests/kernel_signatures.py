@@ -52,6 +52,8 @@ SIGNATURES: dict[str, str] = {
     "norm_rotate_many": "s2 s4 s4 f2 f1 f1 f2 i1 i1 i f i1",
     "attend_step": "s2 s4 s4 f2 f2 i2 i1 i1 i1 i1 i f i i1",
     "norm_attend_step": "s2 s4 s4 f2 f1 f1 f2 i2 i1 i1 i1 i1 i f f i i1",
+    "attend_few": "s2 s4 s4 f2 f2 i2 i1 i1 i1 i1 i f i i1",
+    "norm_attend_few": "s2 s4 s4 f2 f1 f1 f2 i2 i1 i1 i1 i1 i f f i i1",
     "attend_rows": "s2 s2 s4 s4 i2 i1 i1 i1 i f i1",
     "attend_wide_rows": "s2 s2 s4 s4 i2 i1 i1 i1 i f i1",
     "gather_norm": "s2 f2 f1 i1 f i1",

@@ -52,19 +52,13 @@ def step_of(storage: str, normed: bool, head_dim: int, block_size: int, before: 
     }
 
 
-def run_step(args: dict[str, Any], storage: str, warps: int, blocks: int) -> None:
+def run_step(args: dict[str, Any], storage: str, warps: int, blocks: int, family: str = "attend") -> None:
     warp = Warp(warps, blocks)
     parts: dict[str, Any] = {}
-    for name in (
-        "attend_pages_gpu",
-        "attend_heads_gpu",
-        "attend_fold_gpu",
-        "attend_keys_gpu",
-        "attend_cluster_gpu",
-        "attend_step_gpu",
-    ):
+    for part in ("pages", "heads", "fold", "keys", "cluster", "step"):
+        name = f"{family}_{part}_gpu"
         parts[name] = gpu_module(name, warp, **parts)
-    form = parts["attend_step_gpu"].STEP[NUMPY[storage]]
+    form = parts[f"{family}_step_gpu"].STEP[NUMPY[storage]]
     warp.run(form, *args.values(), np.array([1.0]), np.array([4.0]), np.array([5.0]))
 
 
@@ -96,11 +90,24 @@ def test_a_step_of_attention(
         np.testing.assert_allclose(widened(args[name]), values, rtol=2e-2, atol=2e-2, err_msg=name)
 
 
-def test_a_row_is_the_same_whatever_else_its_request_brings() -> None:
+@pytest.mark.parametrize(("before", "rows", "warps", "blocks"), [(37, 1, 1, 1), (156, 8, 2, 3)])
+def test_a_step_of_few_tiles(before: int, rows: int, warps: int, blocks: int) -> None:
+    """kernels/attend_few.py: what kernels/attend_step.py yields, but for roundings."""
+    found = []
+    for family in ("attend", "few"):
+        args = step_of("bfloat16", True, 64, 16, before, rows, 2)
+        run_step(args, "bfloat16", warps, blocks, family)
+        found.append([widened(args[name]) for name in ("out", "k_cache", "v_cache")])
+    for other, few in zip(*found, strict=True):
+        np.testing.assert_allclose(few, other, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("family", ["attend", "few"])
+def test_a_row_is_the_same_whatever_else_its_request_brings(family: str) -> None:
     """Bit for bit: warps add up several tiles each, and with more rows their last ones hold keys that the row does not see."""
     found = []
     for rows in (1, 6):
         args = step_of("bfloat16", True, 64, 16, 107, rows, 2)
-        run_step(args, "bfloat16", 2, 2)
+        run_step(args, "bfloat16", 2, 2, family)
         found.append(args["out"][2])
     np.testing.assert_array_equal(*found)

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from kernels import oracle_attend
+from kernels.attend_few import attend_few, norm_attend_few
 from kernels.attend_step import attend_step, norm_attend_step
 from kernels.lang import Kernel
 from tests.fused_cases import EPS, STORAGE, TABLES, attend_case, check, warps, wide_args
 from tests.kernel_cases import Launch, floats, poisoned
 from tests.storage_cases import stored
 
-STEPS = pytest.mark.parametrize("kernel", [attend_step, norm_attend_step], ids=lambda k: k.name)
+STEPS = pytest.mark.parametrize("kernel", [attend_step, norm_attend_step, attend_few, norm_attend_few], ids=lambda k: k.name)
 
 
 def step_case(kernel: Kernel, case: dict[str, Any], storage: str, *, stored_before: bool = False) -> dict[str, Any]:
@@ -39,14 +40,14 @@ def step_case(kernel: Kernel, case: dict[str, Any], storage: str, *, stored_befo
         "stored": int(stored_before),
         "num_requests": case["num_requests"],
     }
-    if kernel is norm_attend_step:
+    if kernel in (norm_attend_step, norm_attend_few):
         args |= {"q_gain": floats(40, head_dim), "k_gain": floats(41, head_dim), "eps": EPS}
     args["k_cache"], args["v_cache"] = k_cache.copy(), case["v_cache"].copy()
     for cache in (args["k_cache"], args["v_cache"]):
         cache.reshape(-1, num_kv_heads, head_dim)[slots[:rows]] = stored(np.full(1, np.nan, np.float32), storage)[0]
     if stored_before:
         wide = wide_args(args)
-        _, keys, values = getattr(oracle_attend, kernel.name)(**{name: wide[name] for name in kernel.params})
+        _, keys, values = getattr(oracle_attend, kernel.name.replace("few", "step"))(**{name: wide[name] for name in kernel.params})
         args["k_cache"], args["v_cache"] = stored(keys.astype(np.float32), storage), stored(values.astype(np.float32), storage)
     return args
 
@@ -55,7 +56,7 @@ def check_step(launch: Launch, kernel: Kernel, args: dict[str, Any], storage: st
     wide = wide_args(args)
     wide["positions"] = np.maximum(wide["positions"], 0)
     wide["out"] = wide["out"].astype(np.float64)
-    expected = getattr(oracle_attend, kernel.name)(**{name: wide[name] for name in kernel.params})
+    expected = getattr(oracle_attend, kernel.name.replace("few", "step"))(**{name: wide[name] for name in kernel.params})
     check(launch, kernel, args, dict(zip(("out", "k_cache", "v_cache"), expected, strict=True)), storage)
 
 
