@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,8 @@ from runtime.sampling import SamplingParams
 from runtime.scheduler import Scheduler
 from runtime.step_runner import Outcome, StepRunner
 from runtime.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 class Engine:
@@ -120,12 +123,20 @@ class Engine:
         for update in updates:
             generation = self._generations[update.request_id]
             kept = generation.push(update)
-            if kept < len(update.token_ids):
+            if generation.stopped_by_string:
                 self.scheduler.roll_back(update, kept)
-            if generation.stopped_by_string and update.finish_reason is None:
                 self.scheduler.finish(update.request_id, "stop")
             if generation.output is not None:
                 del self._generations[update.request_id]
+                if generation.output.finish_reason == "error":
+                    self._report_nothing(generation.output)
+
+    def _report_nothing(self, output: RequestOutput) -> None:
+        self.runner.paths.degenerate_tokens += 1
+        logger.warning(
+            "%s: no token could be chosen behind its first %d: every logit is NaN or masked (allowed_token_ids, bad_words, "
+            "logit_bias, min_tokens); it ends there", output.request_id, len(output.token_ids),
+        )  # fmt: skip
 
     # ---- requests ----------------------------------------------------------------------------------------------
 

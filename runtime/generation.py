@@ -66,13 +66,13 @@ class Generation:
             return len(update.token_ids)
         taken, text = self._take(update.token_ids)
         self._logprobs += update.logprobs[: len(taken)]
-        if len(taken) < len(update.token_ids):
-            self.request.roll_back(update, len(taken))
         reason: FinishReason | None = "stop" if self.stopped_by_string else update.finish_reason
         if reason is not None:
             text += self._flush()
             # The last character may be one that never became whole, and complete a stop string as the mark that stands for it.
             reason = "stop" if self.stopped_by_string else reason
+        if self.stopped_by_string:
+            self.request.roll_back(update, len(taken))
         self._text.append(text)
         if reason is not None:
             self.output = self._finished(reason)

@@ -17,8 +17,7 @@ class PathCounters:
         steps: by family of the target's graph.
         padded_rows: rows that were launched beyond the live ones, to fill up a captured size.
         sampled_steps: steps that took a sampled graph, by what a request in them asked for.
-        degenerate_tokens: places where a step had to emit a token and the logits were all NaN or masked; the request ends in front
-            of the first, and a step that was launched meanwhile may count another.
+        degenerate_tokens: requests that ended in front of a token for which the logits were all NaN or masked.
         late_captures: graphs that were captured when the first request needed them, not at the start.
         proposals: launches of a propose graph; one a step wherever something speculates.
         admissions: requests that entered a slot, those that came back after a preemption included.

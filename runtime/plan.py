@@ -125,3 +125,9 @@ class TokenUpdate(NamedTuple):
     finish_reason: FinishReason | None = None
     num_drafts: int = 0  # valid drafts that the step verified for it
     logprobs: Sequence[TokenLogprobs] = ()  # of each token, where the request asked for them
+
+    @property
+    def num_accepted(self) -> int:
+        """Drafts that count as accepted: all tokens but the one behind the drafts, which a request that ends in front of nothing
+        lacks."""
+        return len(self.token_ids) if self.finish_reason == "error" else max(len(self.token_ids) - 1, 0)

@@ -169,11 +169,11 @@ class Request:
             self.last_token_time = now
 
     def roll_back(self, update: TokenUpdate, kept: int) -> None:
-        """Of the tokens of the last step, which came as `update`, only the first `kept` (at least one) are output: a stop string
-        ended there. The device has gone on; whoever calls this ends the request."""
+        """Of the tokens of the last step, which came as `update`, only the first `kept` are output: a stop string ended there,
+        all of them where it ended with the last. The device has gone on; whoever calls this ends the request."""
         dropped = len(update.token_ids) - kept
         del self.output_token_ids[len(self.output_token_ids) - dropped :]
-        self.acceptance.shorten_step(update.num_drafts, len(update.token_ids) - 1, kept - 1)
+        self.acceptance.shorten_step(update.num_drafts, update.num_accepted, max(kept - 1, 0))
 
     def _leave_slot(self, epoch: int) -> None:
         self.slot = None

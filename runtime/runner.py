@@ -189,7 +189,7 @@ class Runner:
             # In every arm: the step that ends a prefill already drafts for the first decode step.
             self._run(self._propose_key(key, self._bucket(len(plan.rows)), plan.proposes))
             self.paths.proposals += 1
-        return StepOutcome(plan, self.buffers.outcomes, self.paths, logprobs, of_prompts)
+        return StepOutcome(plan, self.buffers.outcomes, logprobs, of_prompts)
 
     def _launch_logprobs(self, plan: StepPlan) -> PendingLogprobs | None:
         """In front of the propose graph, while the step's logits are still there."""

@@ -210,12 +210,12 @@ class Scheduler:
             replayed = request.replays and row.samples
             result.check(index, row, request.num_tokens - replayed, request.max_total_len)
             token_ids = result.tokens(index)
+            if result.prompt_logprobs:
+                request.prompt_logprobs.update(result.prompt_logprobs.get(index, {}))
             if result.nothing_left and result.nothing_left[index] and not replayed:
                 updates.append(self._end_in_front_of(result.nothing_left[index] - 1, request, token_ids, result, index, now))
                 continue
             request.collect(row, token_ids, now)
-            if result.prompt_logprobs:
-                request.prompt_logprobs.update(result.prompt_logprobs.get(index, {}))
             if row.num_drafts and result.finished[index] == NOT_FINISHED:
                 self.lengths.observe(row.num_drafts, len(token_ids) - 1)
             if row.samples and not replayed:
@@ -241,23 +241,21 @@ class Scheduler:
     def _end_in_front_of(
         self, place: int, request: Request, token_ids: Sequence[int], result: StepResult, index: int, now: float
     ) -> TokenUpdate:
-        """A request that could choose nothing at token `place` of its row: what comes before is output, and it ends."""
+        """A request that could choose nothing at token `place` of its row: what comes before is output, and it ends.
+
+        Its owner reports it, as a stop string in what comes before may have ended it already."""
         num_drafts, kept = int(result.num_drafts[index]), token_ids[:place]
         if num_drafts:
             for stats in (request.acceptance, self.acceptance):
                 stats.add_step(num_drafts, place)
         request.keep(kept, now)
-        logger.warning(
-            "%s: no token could be chosen behind its first %d: every logit is NaN or masked (allowed_token_ids, bad_words, "
-            "logit_bias, min_tokens); it ends there", request.request_id, len(request.output_token_ids),
-        )  # fmt: skip
         self._queue.retire(request, "error")
         logprobs = result.logprobs.get(index, ()) if result.logprobs else ()
         return TokenUpdate(request.request_id, kept, "error", num_drafts, logprobs[:place])
 
     def roll_back(self, update: TokenUpdate, kept: int) -> None:
         """A stop string ended a request inside a step: of the tokens of `update` only the first `kept` count in the totals."""
-        self.acceptance.shorten_step(update.num_drafts, len(update.token_ids) - 1, kept - 1)
+        self.acceptance.shorten_step(update.num_drafts, update.num_accepted, max(kept - 1, 0))
 
     def check_integrity(self) -> None:
         """RuntimeError unless slots, blocks, queue order and frames in flight agree with each other."""

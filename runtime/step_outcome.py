@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from kernels.publish import OUTCOME_FIELDS
 from runtime.logprob_ring import PendingLogprobs
-from runtime.path_counters import PathCounters
 from runtime.plan import StepPlan, StepResult
 from runtime.prompt_logprobs import PendingPromptLogprobs
 from runtime.staging import OutcomeRing
@@ -17,13 +16,11 @@ class StepOutcome:
         self,
         plan: StepPlan,
         ring: OutcomeRing,
-        paths: PathCounters,
         logprobs: PendingLogprobs | None,
         prompt_logprobs: PendingPromptLogprobs | None,
     ) -> None:
         self.plan = plan
         self._ring = ring
-        self._paths = paths
         self._logprobs = logprobs
         self._prompt_logprobs = prompt_logprobs
 
@@ -31,15 +28,13 @@ class StepOutcome:
         """Block the host until this step's outcome has arrived: the one wait of a steady step (and one more for log probabilities,
         which leave the device right behind it)."""
         rows = self._ring.collect(self.plan.step)[: len(self.plan.rows)].tolist()
-        nothing_left = [row[3] for row in rows]
-        self._paths.degenerate_tokens += sum(place > 0 for place in nothing_left)
         kept = [row[OUTCOME_FIELDS : OUTCOME_FIELDS + row[0]] for row in rows]
         return StepResult(
             sampled=[row[OUTCOME_FIELDS:] for row in rows],
             num_sampled=[row[0] for row in rows],
             num_drafts=[row[1] for row in rows],
             finished=[row[2] for row in rows],
-            nothing_left=nothing_left,
+            nothing_left=[row[3] for row in rows],
             logprobs={} if self._logprobs is None else self._logprobs.collect(kept),
             prompt_logprobs={} if self._prompt_logprobs is None else self._prompt_logprobs.collect(),
         )

@@ -12,7 +12,7 @@ _BEGIN, _END = "kernels/begin_step.py", "kernels/end_step.py"
 _WRITE_TABLES = "    write_staged(block_tables, block_writes, num_block_writes, thread, threads)\n    cuda.syncthreads()\n"
 _COMBINE = "    if warp < warps:\n        combine_rows(\n"
 _COUNT = "    count_rejected(num_sampled, num_rejected, seq_lens, cu_num_logits, idx_mapping, prefill_len, num_requests)\n"
-_RETURN = "        return StepOutcome(plan, self.buffers.outcomes, self.paths, logprobs, of_prompts)\n"
+_RETURN = "        return StepOutcome(plan, self.buffers.outcomes, logprobs, of_prompts)\n"
 _SUBMIT = "self.buffers.outcomes.submit(plan.step, self.compute, self.copy)"
 _PUBLISH = "    publish_rows(outcome, sampled, num_sampled, num_drafts, finished, idx_mapping, num_requests)\n"
 
