@@ -89,8 +89,9 @@ def attend_values(totals, unit, shares, width, v_cache, block_tables, slot, kv_h
         offset = (start + key) % block_size
         for p in range(pairs):
             share = shares[p * width + key]
-            for d in range(lane(), min(SLAB, head_dim - dim), warp_size()):
-                totals[(unit * PAIRS + p) * SLAB + d] += share * widen(v_cache[block, offset, kv_head, dim + d])
+            if share != f32(0.0):  # a key that the row does not see may hold NaN: a draft that is about to be rejected
+                for d in range(lane(), min(SLAB, head_dim - dim), warp_size()):
+                    totals[(unit * PAIRS + p) * SLAB + d] += share * widen(v_cache[block, offset, kv_head, dim + d])
 
 
 @device_function

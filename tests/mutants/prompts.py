@@ -10,6 +10,16 @@ _FIRST = _TEST + "[first]"
 
 MUTATIONS = (
     mutation(
+        "an-unseen-key-counts-nothing-times-nan",
+        "6",
+        "kernels/attend_tile.py",
+        "            if share != f32(0.0):  #",
+        "            if share == share:  #",
+        test="tests/test_kernels_attend_rows.py::test_nan_in_a_key_is_nobodys_who_does_not_see_it",
+        text="a rejected draft's NaN reaches the rows before it, whose request then ends with an error",
+        expects="AssertionError",
+    ),
+    mutation(
         "a-key-of-the-next-row",
         "9d-49",
         _SLAB,
