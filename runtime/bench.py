@@ -22,7 +22,7 @@ import numpy as np
 
 from runtime.config import RunConfig
 from runtime.copy_bandwidth import copy_bandwidth
-from runtime.cut_short import refuse_cut_short
+from runtime.cut_short import refuse_cut_short, refuse_stuck
 from runtime.prompts import Prompt
 from runtime.random_prompts import random_prompts
 from runtime.report import RequestOutput, RunRecord, total_acceptance
@@ -79,6 +79,7 @@ class Bench:
         records = [record for records in repetitions for record in records]
         durations = [sum(record.end - record.start for record in records) for records in repetitions]
         outputs = [output for record in records for output in record.outputs()]
+        refuse_stuck(outputs)
         refuse_cut_short(outputs[: len(prompts)], params, engine.scheduler.max_model_len)
         result = self._header(config, concurrency, len(prompts)) | _counts(outputs, sum(durations))
         result |= _latencies(records, outputs) | _by_repetition(repetitions, durations)

@@ -149,7 +149,11 @@ def _answer(
         sys.stdout.reconfigure(errors="replace")
     # A prompt with n answers is n requests, one behind the other.
     asked = [prompt for prompt, each in zip(prompts, params, strict=True) for _ in range(each.n)]
-    asked_by = [name for name, each in zip(names, params, strict=True) for _ in range(each.n)]
+    asked_by = [
+        f"{name}, sample {sample}" if each.n > 1 else name
+        for name, each in zip(names, params, strict=True)
+        for sample in range(each.n)
+    ]
     printer = None if as_json else TextPrinter(sys.stdout, asked, live=settings.run.stream)
     record = RunRecord(asked, time.perf_counter())
     interrupted = False

@@ -12,7 +12,7 @@ from typing import Any
 
 from runtime.config import RunConfig, load_config
 from runtime.config_file import parse_override
-from runtime.cut_short import refuse_cut_short
+from runtime.cut_short import refuse_cut_short, refuse_stuck
 from runtime.errors import ConfigError
 from runtime.prompts import Prompt
 from runtime.report import RequestOutput
@@ -69,12 +69,13 @@ class Sample:
 def measure(engine: Any, prompts: Sequence[Prompt], params: SamplingParams, concurrency: int) -> Sample:
     """Answer each prompt once, `concurrency` of them at a time: where one is done, the next takes its place.
 
-    Raises ConfigError: answers of one token, or cut short by the model's length.
+    Raises ConfigError: answers of one token, cut short by the model's length, or with no token to choose.
     """
     before, began = _counts(engine), time.perf_counter()
     outputs = _answers(engine, prompts, params, concurrency)
     seconds = time.perf_counter() - began
     engine.drain()
+    refuse_stuck(outputs)
     refuse_cut_short(outputs, params, engine.scheduler.max_model_len)
     tpots = [output.tpot_s for output in outputs if output.tpot_s is not None]
     if not tpots:

@@ -24,3 +24,13 @@ def refuse_cut_short(outputs: Sequence[RequestOutput], params: SamplingParams, m
                 f"scheduler.max_model_len = {max_model_len}, where the answer ended after {produced}; lower --output-len "
                 "(--max-tokens), shorten the prompt, or raise the limit"
             )
+
+
+def refuse_stuck(outputs: Sequence[RequestOutput]) -> None:
+    """Did an answer end because it had no token to choose? Raises ConfigError."""
+    stuck = [output for output in outputs if output.finish_reason == "error"]
+    if stuck:
+        raise ConfigError(
+            f"{len(stuck)} of {len(outputs)} timed requests ended where every logit is NaN or masked, the first behind "
+            f"{len(stuck[0].token_ids)} tokens; allowed_token_ids, bad_words and min_tokens must leave a token to choose"
+        )

@@ -81,8 +81,9 @@ class ParamsResolver:
             return
         stops = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)}
         if not self._num_left(params, banned | stops):
+            left = "every allowed id that bad_words leaves" if banned else "every allowed id"
             raise SamplingError(
-                f"min_tokens = {params.min_tokens}: every allowed id ends the request, so that none could be chosen before; "
+                f"min_tokens = {params.min_tokens}: {left} ends the request, so that none could be chosen before; "
                 "allow an id that does not, or set min_tokens to 0"
             )
 

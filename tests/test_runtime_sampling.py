@@ -179,7 +179,7 @@ def test_ids_that_neither_end_a_request_nor_are_bad(vocab_size: int, eos: tuple[
     """Of the vocabulary's ids one is bad; the model's ends of text count as far as they are in it."""
     resolver = ParamsResolver(Words(), vocab_size=vocab_size, eos_token_ids=eos)
     params = SamplingParams(min_tokens=1, bad_words=[[2]] if chosen or vocab_size == 3 else [[3]])  # type: ignore[arg-type]
-    with nullcontext() if chosen else pytest.raises(SamplingError, match="every allowed id ends the request"):
+    with nullcontext() if chosen else pytest.raises(SamplingError, match="every allowed id that bad_words leaves ends the request"):
         resolver.resolve(params)
 
 
