@@ -84,7 +84,7 @@ def check_reports(engine: Engine, reference: Reference, caplog: pytest.LogCaptur
         for output in outputs
         if output.finish_reason == "error"
     ]
-    assert engine.runner.paths.degenerate_tokens >= 4
+    assert engine.runner.paths.degenerate_tokens == len(said) == 4
     again = drive(engine, [ARRIVALS[1], ARRIVALS[3]])
     assert [output.token_ids for output in again] == [outputs[1].token_ids, outputs[3].token_ids]
     check_idle(engine)
@@ -167,3 +167,56 @@ def test_greedy_requests_beside_sampled_ones(
             assert output.finish_reason == ("error" if BAD in text[:-1] else "length")
         assert engine.runner.paths.sampled_steps["temperature"] > 0
         check_idle(engine)
+
+
+@pytest.mark.parametrize("stop", ["+", "1+", "(", "(1", "/"])
+@pytest.mark.parametrize("drafts", ["none", "ngram", "table"])
+@pytest.mark.parametrize("async_", [True, False])
+def test_a_stop_string_in_front_of_nothing(
+    reference: Reference, drafts: str, async_: bool, stop: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ends the request as it does in a sound model, counts of drafts included, though the block went on into a row of nothing:
+    nobody is told, and the other request goes on."""
+    arrivals = [Arrival([7, 8, 9], replace(GREEDY, stop=(stop,), logprobs=0)), Arrival([10, 11], GREEDY)]
+    settings: dict[str, Any] = {"runner__async": async_, "scheduler__max_num_seqs": 4}
+
+    def told(engine: Engine) -> list[Any]:
+        outputs = drive(engine, arrivals)
+        check_idle(engine)
+        assert engine.runner.paths.degenerate_tokens == 0
+        counts = [engine.scheduler.acceptance.as_dict(), *(output.acceptance and output.acceptance.as_dict() for output in outputs)]
+        return [(output.token_ids, output.text, output.finish_reason) for output in outputs] + counts + [len(outputs[0].logprobs or ())]
+
+    with proposing(drafts) as k, open_tiny(reference.model.path, k=k, **settings) as engine:
+        sound = told(engine)
+    assert sound[0][2] == "stop"
+    with drafting(reference, drafts, **settings) as engine:
+        assert told(engine) == sound
+    assert "no token could be chosen" not in caplog.text
+
+
+@pytest.mark.parametrize("async_", [True, False])
+def test_every_draft_in_front_of_nothing_counts(reference: Reference, async_: bool) -> None:
+    """Behind the first token a block of three drafts, all right, and nothing behind them; the next step, in flight by then, is void."""
+    with drafting(reference, "table", runner__async=async_) as engine:
+        generation = engine.submit([7, 8, 9], GREEDY)
+        while engine.has_unfinished:
+            engine.step()
+        request = generation.request
+        assert (request.finish_reason, len(request.output_token_ids)) == ("error", 4)
+        assert request.acceptance.histogram == engine.scheduler.acceptance.histogram == [0, 0, 0, 1]
+        assert engine.runner.paths.degenerate_tokens == 1
+
+
+@pytest.mark.parametrize("budget", [2, 32])
+def test_a_prompt_that_nothing_follows_has_its_logprobs(reference: Reference, budget: int) -> None:
+    """The row of the first token is the first one of nothing: those before it stand."""
+    prompt, params = [7, 8, 9, 10, BAD], replace(GREEDY, prompt_logprobs=1)
+    with open_tiny(reference.model.path, k=0, scheduler__max_num_batched_tokens=budget) as engine:
+        (sound,) = engine.generate(prompt, params)
+    with damaged(reference, 0, scheduler__max_num_batched_tokens=budget) as engine:
+        (output,) = engine.generate(prompt, params)
+    assert (output.finish_reason, output.token_ids) == ("error", ())
+    assert output.prompt_logprobs is not None
+    assert None not in output.prompt_logprobs[1:]
+    assert output.prompt_logprobs == sound.prompt_logprobs
