@@ -153,6 +153,17 @@ def test_an_answer_that_masks_have_ended_is_an_error(config: str) -> None:
     assert TEXT in result.stdout
 
 
+def test_an_answer_of_several_is_named(config: str) -> None:
+    result = invoke("run", config, "-p", "masked", "-n", "2", "--temperature", "1")
+    assert "error: prompt 1, sample 0: ended behind 6 tokens" in result.stderr
+
+
+def test_timed_answers_that_masks_have_ended_are_refused(config: str) -> None:
+    result = invoke("bench", config, "-p", "a", "-p", "masked", "--repeats", "1")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "error: 1 of 2 timed requests ended where every logit is NaN or masked, the first behind 6 tokens" in result.stderr
+
+
 def test_requests_of_a_file_have_parameters_of_their_own(config: str, tmp_path: Path) -> None:
     file = tmp_path / "requests.jsonl"
     file.write_text('{"prompt": "a", "top_p": 0.5}\n"b"')

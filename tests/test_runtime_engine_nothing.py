@@ -184,8 +184,10 @@ def test_a_stop_string_in_front_of_nothing(
         outputs = drive(engine, arrivals)
         check_idle(engine)
         assert engine.runner.paths.degenerate_tokens == 0
-        counts = [engine.scheduler.acceptance.as_dict(), *(output.acceptance and output.acceptance.as_dict() for output in outputs)]
-        return [(output.token_ids, output.text, output.finish_reason) for output in outputs] + counts + [len(outputs[0].logprobs or ())]
+        assert len(outputs[0].logprobs or ()) == len(outputs[0].token_ids)
+        texts = [(output.token_ids, output.text, output.finish_reason) for output in outputs]
+        counts = [engine.scheduler.acceptance, *(output.acceptance for output in outputs if output.acceptance is not None)]
+        return [*texts, *(stats.as_dict() for stats in counts)]
 
     with proposing(drafts) as k, open_tiny(reference.model.path, k=k, **settings) as engine:
         sound = told(engine)
@@ -197,7 +199,7 @@ def test_a_stop_string_in_front_of_nothing(
 
 @pytest.mark.parametrize("async_", [True, False])
 def test_every_draft_in_front_of_nothing_counts(reference: Reference, async_: bool) -> None:
-    """Behind the first token a block of three drafts, all right, and nothing behind them; the next step, in flight by then, is void."""
+    """Behind the first token a block of three drafts, all right, and nothing behind them; the step in flight by then is void."""
     with drafting(reference, "table", runner__async=async_) as engine:
         generation = engine.submit([7, 8, 9], GREEDY)
         while engine.has_unfinished:

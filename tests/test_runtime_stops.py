@@ -14,13 +14,13 @@ from runtime.engine import Engine
 from runtime.generation import Generation, Place
 from runtime.logprobs import TokenLogprobs
 from runtime.metrics import AcceptanceStats
-from runtime.plan import TokenUpdate
+from runtime.plan import FinishReason, TokenUpdate
 from runtime.request import Request
 from runtime.sampling import SamplingParams
 from tests.test_runtime_detokenizer import CHARACTERS, STEPS, TOKENIZER, cut_by_hand, in_steps
 from tests.tiny_engine import LOOPING, open_tiny, tiny_reference
 
-K = 7
+K = 8
 
 
 def first_stop(tokens: list[int], stops: list[str], min_tokens: int) -> tuple[int, str, str | None]:
@@ -51,13 +51,22 @@ def first_stop(tokens: list[int], stops: list[str], min_tokens: int) -> tuple[in
     steps=STEPS,
     include=st.booleans(),
     min_tokens=st.sampled_from([0, 0, 3]),
+    ends=st.sampled_from(["length", "error"]),
 )
-@example(text="aé日aa", stops=["é日"], missing=0, steps=[2], include=False, min_tokens=0)  # both straddle two blocks
-@example(text="🙂aaaa", stops=["🙂"], missing=0, steps=[7], include=True, min_tokens=0)  # four tokens are behind it
-@example(text="aé", stops=["a\ufffd"], missing=1, steps=[1], include=False, min_tokens=0)  # the end makes half a character its mark
-@example(text="é", stops=["\ufffd"], missing=1, steps=[1], include=False, min_tokens=3)
-def test_what_a_request_keeps(text: str, stops: list[str], missing: int, steps: list[int], include: bool, min_tokens: int) -> None:
-    """Tokens are single bytes, so that every character of two and more straddles. The last bytes may be missing."""
+@example(text="aé日aa", stops=["é日"], missing=0, steps=[2], include=False, min_tokens=0, ends="length")  # both straddle two blocks
+@example(text="🙂aaaa", stops=["🙂"], missing=0, steps=[7], include=True, min_tokens=0, ends="length")  # four tokens are behind it
+@example(text="aé", stops=["a\ufffd"], missing=1, steps=[1], include=False, min_tokens=0, ends="length")  # half a character's mark
+@example(text="aé", stops=["a\ufffd"], missing=1, steps=[2], include=False, min_tokens=0, ends="error")
+@example(text="é", stops=["\ufffd"], missing=1, steps=[1], include=False, min_tokens=3, ends="length")
+@example(text="aéa", stops=["é"], missing=0, steps=[4], include=False, min_tokens=0, ends="error")
+@example(text="aé", stops=["é"], missing=0, steps=[3], include=False, min_tokens=0, ends="error")  # with its last token
+def test_what_a_request_keeps(
+    text: str, stops: list[str], missing: int, steps: list[int], include: bool, min_tokens: int, ends: FinishReason
+) -> None:
+    """Tokens are single bytes, so that every character of two and more straddles. The last bytes may be missing.
+
+    In front of nothing every token of a block was a draft: k is such that this may be said of the longest.
+    """
     tokens = list(text.encode())
     tokens = tokens[: max(1, len(tokens) - missing)]
     count, kept, matched = first_stop(tokens, stops, min_tokens)
@@ -68,14 +77,15 @@ def test_what_a_request_keeps(text: str, stops: list[str], missing: int, steps: 
     blocks = in_steps(tokens, steps)
     seen = 0
     for block in blocks:
-        ends = "length" if block is blocks[-1] else None
+        last = block is blocks[-1]
+        accepted = len(block) - (not last or ends == "length")
         told = [TokenLogprobs(token, -1.0, 1) for token in block]
         for stats in (request.acceptance, totals):
-            stats.add_step(K, len(block) - 1)
+            stats.add_step(K, accepted)
         request.output_token_ids += block
-        update = TokenUpdate("r", block, ends, K, told)  # type: ignore[arg-type]
-        took = generation.push(update)
-        totals.shorten_step(K, len(block) - 1, took - 1)
+        took = generation.push(TokenUpdate("r", block, ends if last else None, K, told))
+        if generation.stopped_by_string:
+            totals.shorten_step(K, accepted, took - 1)
         seen += took
         if generation.stopped_by_string:
             break
@@ -87,19 +97,34 @@ def test_what_a_request_keeps(text: str, stops: list[str], missing: int, steps: 
     assert seen == count
     assert output.token_ids == tuple(tokens[:count]) == tuple(request.output_token_ids)
     assert output.text == kept + (matched if include and matched else "")
-    assert output.finish_reason == ("length" if matched is None else "stop")
+    assert output.finish_reason == (ends if matched is None else "stop")
     assert output.logprobs is not None
     assert [token.token_id for token in output.logprobs] == tokens[:count]
     expected = AcceptanceStats(K)
     left = count
     for block in blocks:
         if left > 0:
-            expected.add_step(K, min(len(block), left) - 1)
+            in_front = ends == "error" and block is blocks[-1] and matched is None
+            expected.add_step(K, min(len(block), left) - (not in_front))
         left -= len(block)
     assert request.acceptance.histogram == totals.histogram == expected.histogram
     events = generation.events
     assert [token for event in events for token in event.token_ids] == tokens[:count]
     assert "".join(event.text for event in events) == output.text
+
+
+def test_half_a_character_in_front_of_nothing() -> None:
+    """Its mark completes the stop string with no token of the last step, which keeps its count of 0 drafts."""
+    request = Request("r", [1], SamplingParams(stop=("\ufffd",)))
+    request.acceptance = AcceptanceStats(K)
+    generation = Generation(Place(0, 0), "p", request, TOKENIZER, speculates=True)
+    for token_ids, ends in (("é".encode()[:1], None), (b"", "error")):
+        request.acceptance.add_step(K, 0)
+        request.output_token_ids += token_ids
+        assert generation.push(TokenUpdate("r", list(token_ids), ends, K)) == len(token_ids)  # type: ignore[arg-type]
+    assert generation.output is not None
+    assert (generation.output.finish_reason, generation.output.text) == ("stop", "")
+    assert request.acceptance.histogram == [2, *[0] * K]
 
 
 @pytest.fixture(scope="module")
