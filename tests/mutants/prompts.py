@@ -11,7 +11,7 @@ _FIRST = _TEST + "[first]"
 MUTATIONS = (
     mutation(
         "an-unseen-key-counts-nothing-times-nan",
-        "6",
+        "B27",
         "kernels/attend_tile.py",
         "            if share != f32(0.0):  #",
         "            if share == share:  #",
