@@ -76,8 +76,9 @@ class RaceChecks:
                 own = [pool.submit(self._check, ROOT, kernel["name"], kernel["entry"]) for kernel in kernels]
                 planted = {}
                 for damage, folder in copies.items():
-                    compiled[damage].result()
-                    entry = next((kernel["entry"] for kernel in kernels if kernel["name"] == damage.kernel), damage.kernel)
+                    # Of the copy itself: Numba numbers what it compiles, and the numbers are part of the names.
+                    names = (compiled[damage].result() or found)["kernels"]
+                    entry = next((kernel["entry"] for kernel in names if kernel["name"] == damage.kernel), damage.kernel)
                     planted[damage] = pool.submit(self._check, folder, str(damage), entry)
                 findings = {kernel["entry"]: job.result() for kernel, job in zip(kernels, own, strict=True)}
                 controls = {damage: job.result() for damage, job in planted.items()}
@@ -98,9 +99,9 @@ class RaceChecks:
         return finding
 
 
-def _copied(damage: Damage, folder: Path) -> None:
+def _copied(damage: Damage, folder: Path) -> dict[str, Any] | None:
     damage.copy_to(folder)
-    warm(folder, WARM_LIMIT_S)
+    return warm(folder, WARM_LIMIT_S)
 
 
 def warm(folder: Path, limit_s: float) -> dict[str, Any] | None:
