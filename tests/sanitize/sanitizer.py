@@ -25,6 +25,7 @@ class Outcome(Enum):
     HAZARDS = "HAZARDS"
     NO_END = "NO END"
     BROKEN = "DID NOT RUN"
+    UNSEEN = "NOT LOOKED AT"
 
 
 @dataclass(frozen=True)
