@@ -9,7 +9,7 @@ import pytest
 
 from graphs.launch import Grid
 from kernels.lang import MAX_THREADS, SIMULATED, Kernel
-from tests.kernel_cases import Launch, floats, live, poisoned, untouched
+from tests.kernel_cases import Launch, floats, guarded, live, poisoned, untouched
 from tests.storage_cases import STORAGES, TOLERANCE, stored, widened
 
 EPS = 1e-5
@@ -66,6 +66,22 @@ def wide_args(args: dict[str, Any]) -> dict[str, Any]:
     return {
         name: widened(arg) if isinstance(arg, np.ndarray) and arg.dtype.kind in "fu" else arg for name, arg in args.items()
     }
+
+
+def residual_case(storage: str, outputs: int, depth: int, count: int, capacity: int, parts: int) -> dict[str, Any]:
+    """What a product that adds to the residual takes, but for what its own form asks: `parts` warps share a tile."""
+    return {
+        "residual": guarded(floats(34, capacity, outputs), count),
+        "normed": out_of(storage, capacity, outputs),
+        "squares": untouched(capacity, -(-outputs // 8)),
+        "x": stored(poisoned(floats(35, capacity, depth), count), storage),
+        "weight": stored(floats(36, outputs, depth), storage),
+        "gain": floats(37, outputs),
+        "parts": parts,
+        "num_tokens": live(count),
+    }
+
+
 TABLES = np.array([[7, 2, 9, -1], [-1, -1, -1, -1], [0, 8, 3, 5]], np.int32)
 
 

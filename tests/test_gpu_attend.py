@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from kernels import oracle_attend
+from tests.emulated_module import gpu_module
 from tests.kernel_cases import floats
 from tests.storage_cases import stored, widened
-from tests.warp_emulator import Warp, gpu_module
+from tests.warp_emulator import Warp
 
 NUMPY = {"bfloat16": "uint16", "float16": "float16"}
 

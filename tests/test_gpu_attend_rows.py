@@ -10,10 +10,11 @@ import pytest
 
 from kernels import oracle_fused as oracle
 from kernels.attend import attend_rows, attend_wide_rows
+from tests.emulated_module import gpu_module
 from tests.fused_cases import check
 from tests.kernel_cases import Launch, floats
 from tests.storage_cases import stored, widened
-from tests.warp_emulator import Warp, gpu_module
+from tests.warp_emulator import Warp
 
 NUMPY = {"bfloat16": "uint16", "float16": "float16"}
 

@@ -10,8 +10,10 @@ import pytest
 
 from kernels import oracle_dflash as oracle
 from tests.block_cases import attend_case, compare_attend, join_case
+from tests.emulated_memory import load16
+from tests.emulated_module import gpu_module
 from tests.storage_cases import TOLERANCE, widened
-from tests.warp_emulator import Warp, gpu_module, load16
+from tests.warp_emulator import Warp
 
 NUMPY = {"float32": "float32", "bfloat16": "uint16", "float16": "float16"}
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-from typing import Any
-
 import numpy as np
 import pytest
 
 from kernels import flow as kernel_flow
 from kernels import tile as kernel_tile
 from kernels.lang import source_of
+from tests.emulated_module import block_of_warps, gpu_module, plain
 from tests.kernel_cases import floats
 from tests.storage_cases import stored, widened
-from tests.warp_emulator import Warp, gpu_module
+from tests.warp_emulator import Warp
 
 STORAGE = pytest.mark.parametrize("storage", ["bfloat16", "float16"])
 RING = np.zeros(1, np.float32)  # its slots are the emulator's own
@@ -71,12 +69,6 @@ def test_lanes_of_a_read_have_banks_of_their_own() -> None:
         assert sorted(place // 16 % 8 for place in places) == list(range(8))
 
 
-def plain(**members: Any) -> ModuleType:
-    module = ModuleType("stand-in")
-    module.__dict__.update(members)
-    return module
-
-
 def block(warps: int, outputs: int, depth: int, rows: int, parts: int, gated: int) -> tuple[Warp, np.ndarray, np.ndarray]:
     """(the emulator, out, what is expected of its live rows) of one block."""
     warp = Warp(warps)
@@ -89,14 +81,9 @@ def block(warps: int, outputs: int, depth: int, rows: int, parts: int, gated: in
         flow_tile=gpu.TILE_OF["uint16", "uint16"],
         lines_of=source_of(kernel_flow.lines_of),
     )
-    project = plain(
-        divide=lambda a, b: np.int32(int(a) // int(b)),
-        warp_of_block=lambda: np.int32(warp.threadIdx.x // 32),
-        warps_of_block=lambda: np.int32(warps),
-    )
     others = {
         "flow": flow,
-        "project": project,
+        "project": block_of_warps(warp, warps),
         "behind_product": plain(row_scale=lambda squares, row, width, eps: np.float32(0.5)),
         "exponential": plain(exp=np.exp),
         "lang_storage": plain(narrow=lambda value, out: value),

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.emulated_module import gpu_module
 from tests.kernel_cases import floats
 from tests.storage_cases import stored, widened
-from tests.warp_emulator import Warp, gpu_module
+from tests.warp_emulator import Warp
 
 STORAGE = pytest.mark.parametrize("storage", ["bfloat16", "float16"])
 RING = np.zeros(1, np.float32)  # its slots are the emulator's own

@@ -9,9 +9,10 @@ import pytest
 
 from kernels import lang_eight
 from kernels import oracle_fused as oracle
+from tests.emulated_module import gpu_module
 from tests.kernel_cases import floats, live, poisoned
 from tests.storage_cases import stored, widened
-from tests.warp_emulator import Warp, gpu_module
+from tests.warp_emulator import Warp
 
 NUMPY = {"bfloat16": "uint16", "float16": "float16"}
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from types import FunctionType, ModuleType
-from typing import Any
+from types import FunctionType
 
 import numpy as np
 import pytest
@@ -13,18 +12,13 @@ from kernels import slab as kernel_slab
 from kernels import tile as kernel_tile
 from kernels.flow_project import flow_total
 from kernels.lang import source_of
+from tests.emulated_module import block_of_warps, gpu_module, plain
 from tests.kernel_cases import floats
 from tests.storage_cases import stored, widened
-from tests.warp_emulator import Warp, gpu_module
+from tests.warp_emulator import Warp
 
 RING = np.zeros(1, np.float32)  # its slots are the emulator's own
 NUMPY = {"bfloat16": "uint16", "float16": "float16"}
-
-
-def plain(**members: Any) -> ModuleType:
-    module = ModuleType("stand-in")
-    module.__dict__.update(members)
-    return module
 
 
 def head(
@@ -49,16 +43,11 @@ def head(
         flow_operand=flow_gpu.operand,
         lines_of=source_of(kernel_flow.lines_of),
     )
-    project = plain(
-        divide=lambda a, b: np.int32(int(a) // int(b)),
-        warp_of_block=lambda: np.int32(warp.threadIdx.x // 32),
-        warps_of_block=lambda: np.int32(warps),
-    )
     others = {
         "slab": slab,
         "flow": flow,
         "flow_project": plain(flow_total=source_of(flow_total)),
-        "project": project,
+        "project": block_of_warps(warp, warps),
         "tile": kernel_tile,
     }
     module = gpu_module("flow_head", warp, **others)

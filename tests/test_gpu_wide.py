@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.emulated_module import gpu_module
 from tests.fragment_emulator import fragments_module
 from tests.kernel_cases import floats
 from tests.storage_cases import stored, widened
-from tests.warp_emulator import Warp, gpu_module
+from tests.warp_emulator import Warp
 
 NUMPY = {"bfloat16": "uint16", "float16": "float16"}
 RING = np.ones(1, np.float32)  # its slots are the emulator's own

@@ -13,8 +13,8 @@ from kernels.flow_head import flow_argmax
 from kernels.flow_project import flow_gate_up, flow_project
 from kernels.flow_residual import flow_residual, flow_residual_tap
 from kernels.head import best_of_stripes
-from tests.fused_cases import EPS, LAUNCHES, STORAGE, check, out_of, wide_args
-from tests.kernel_cases import Launch, floats, guarded, live, poisoned, untouched
+from tests.fused_cases import EPS, LAUNCHES, STORAGE, check, out_of, residual_case, wide_args
+from tests.kernel_cases import Launch, floats, live, poisoned, untouched
 from tests.storage_cases import stored
 
 CASES = pytest.mark.parametrize(
@@ -68,19 +68,6 @@ def test_flow_gate_up(launch: Launch, storage: str, outputs: int, depth: int, co
     args = flow_case(storage, 0, 2 * outputs, depth, count, capacity, parts)
     args["out"] = out_of(storage, capacity, outputs)
     check(launch, flow_gate_up, args, {"out": oracle.norm_gate_up(**wide_args(args))}, storage)
-
-
-def residual_case(storage: str, outputs: int, depth: int, count: int, capacity: int, parts: int) -> dict[str, Any]:
-    return {
-        "residual": guarded(floats(34, capacity, outputs), count),
-        "normed": out_of(storage, capacity, outputs),
-        "squares": untouched(capacity, -(-outputs // 8)),
-        "x": stored(poisoned(floats(35, capacity, depth), count), storage),
-        "weight": stored(floats(36, outputs, depth), storage),
-        "gain": floats(37, outputs),
-        "parts": parts,
-        "num_tokens": live(count),
-    }
 
 
 @LAUNCHES

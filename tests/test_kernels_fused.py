@@ -20,7 +20,7 @@ from kernels.project import (
     project_residual_two,
 )
 from kernels.project_tap import project_residual_tap, project_residual_two_tap
-from tests.fused_cases import EPS, LAUNCHES, STORAGE, check, out_of, warps, wide_args
+from tests.fused_cases import EPS, LAUNCHES, STORAGE, check, out_of, residual_case, warps, wide_args
 from tests.kernel_cases import Launch, floats, guarded, live, poisoned, untouched
 from tests.storage_cases import stored
 
@@ -98,19 +98,6 @@ def test_norm_gate_up(
     args = norm_case(storage, scaled, 2 * outputs, depth, count, capacity, parts, slabs)
     args["out"] = out_of(storage, capacity, outputs)
     check(launch, norm_gate_up, args, {"out": oracle.norm_gate_up(**wide_args(args))}, storage)
-
-
-def residual_case(storage: str, outputs: int, depth: int, count: int, capacity: int, parts: int) -> dict[str, Any]:
-    return {
-        "residual": guarded(floats(34, capacity, outputs), count),
-        "normed": out_of(storage, capacity, outputs),
-        "squares": untouched(capacity, -(-outputs // 8)),
-        "x": stored(poisoned(floats(35, capacity, depth), count), storage),
-        "weight": stored(floats(36, outputs, depth), storage),
-        "gain": floats(37, outputs),
-        "parts": parts,
-        "num_tokens": live(count),
-    }
 
 
 @LAUNCHES
