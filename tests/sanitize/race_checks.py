@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.sanitize.damages import DAMAGES, ROOT, Damage
-from tests.sanitize.sanitizer import Finding, Outcome, Sanitizer, end_all
+from tests.sanitize.sanitizer import Finding, Outcome, Sanitizer, end_all, unnumbered
 
 CALL = (sys.executable, "-m", "tests.sanitize.workload")
 WARM_LIMIT_S = 240
@@ -81,9 +81,8 @@ class RaceChecks:
                 own = [pool.submit(self._check, ROOT, kernel["name"], kernel["entry"]) for kernel in kernels]
                 planted = {}
                 for damage, folder in copies.items():
-                    # Of the copy itself: Numba numbers what it compiles, and the numbers are part of the names.
-                    names = (compiled[damage].result() or found)["kernels"]
-                    entry = next((kernel["entry"] for kernel in names if kernel["name"] == damage.kernel), damage.kernel)
+                    compiled[damage].result()
+                    entry = next((kernel["entry"] for kernel in kernels if kernel["name"] == damage.kernel), damage.kernel)
                     planted[damage] = pool.submit(self._check, folder, str(damage), entry)
                 findings = {kernel["entry"]: job.result() for kernel, job in zip(kernels, own, strict=True)}
                 controls = {damage: job.result() for damage, job in planted.items()}
@@ -97,7 +96,7 @@ class RaceChecks:
         finding = self.racecheck.run(
             [entry], CALL, folder=folder, environment=environment_of(folder), limit_s=self.limit_s
         )  # fmt: skip
-        if finding.outcome is Outcome.CLEAN and f'"{entry}"' not in finding.text:
+        if finding.outcome is Outcome.CLEAN and f'"{unnumbered(entry)}' not in finding.text:
             # The workload says at its end what it launched: a filter that fits none of it finds nothing.
             finding = replace(finding, outcome=Outcome.UNSEEN)
         say(f"{what}: {finding.verdict} in {finding.seconds:.0f} s")
@@ -107,9 +106,9 @@ class RaceChecks:
         return finding
 
 
-def _copied(damage: Damage, folder: Path) -> dict[str, Any] | None:
+def _copied(damage: Damage, folder: Path) -> None:
     damage.copy_to(folder)
-    return warm(folder, WARM_LIMIT_S)
+    warm(folder, WARM_LIMIT_S)
 
 
 def warm(folder: Path, limit_s: float) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ from enum import Enum
 from pathlib import Path
 
 HAZARDS_EXIT = 9
+_NUMBER = re.compile(r"(?<=B)\d+v\d+B.*$")
 _SUMMARY = re.compile(r"(?:RACECHECK|ERROR) SUMMARY: (\d+) (?:hazards?|errors?)")
 
 
@@ -65,13 +66,14 @@ class Sanitizer:
         return cls(program, tool, text)
 
     def command(self, entries: Sequence[str], call: Sequence[str]) -> list[str]:
-        """Check the kernels whose names in the loaded module are `entries`; none: every kernel."""
+        """Check the kernels whose names in the loaded module begin as `entries` do; none: every kernel."""
         # API errors are left out: cuda-bindings asks the driver for functions that it may not have.
         command = [self.program, "--tool", self.tool, "--report-api-errors", "no", "--error-exitcode", str(HAZARDS_EXIT)]
         command += ["--print-limit", "4"]
         option = "--kernel-name" if "--kernel-name" in self.help else "--kernel-regex"
         for entry in entries:
-            command += [option, f"kne={entry}" if option == "--kernel-name" else f"kns={re.escape(entry)}"]
+            name = unnumbered(entry)
+            command += [option, f"kns={name}" if option == "--kernel-name" else f"kns={re.escape(name)}"]
         return [*command, *call]
 
     def run(
@@ -99,6 +101,12 @@ class Sanitizer:
         finally:
             _running.discard(process)
         return judged(text, process.returncode, time.monotonic() - began, ended=ended)
+
+
+def unnumbered(entry: str) -> str:
+    """The name of a kernel in its module up to the number that Numba gives to what it compiles: it is another one wherever other
+    kernels were compiled before, and a filter that has it fits nothing there."""
+    return _NUMBER.sub("", entry)
 
 
 _running: set[subprocess.Popen[str]] = set()
