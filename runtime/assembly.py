@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from graphs.cpu_matmul import use_threads
@@ -23,6 +22,7 @@ from runtime.draft_lengths import RangedLengths
 from runtime.engine import Engine
 from runtime.errors import ConfigError, DeviceError, SamplingError
 from runtime.execution_arm import ExecutionArm, resolve_arm
+from runtime.intake import Expects, Intake
 from runtime.kv_cache import BlockAllocator
 from runtime.mirror_policy import resolve_policy
 from runtime.models.choose_ops import OpsChooser
@@ -30,6 +30,7 @@ from runtime.models.sampling_scratch import build_logprobs, build_sampler
 from runtime.models.scratch import allocate_scratch, build_ops
 from runtime.models.spec import ModelSpec
 from runtime.models.upload import kv_cache_bytes, streamed_bytes, upload_model
+from runtime.output_path import refuse_unwritable_folder
 from runtime.prompts import PromptEncoder
 from runtime.resolve_sampling import ParamsResolver
 from runtime.runner import Runner
@@ -41,6 +42,7 @@ from runtime.speculators.dflash_ops import TargetOps
 from runtime.speculators.proposers import Speculator
 from runtime.step_buffers import StepSizes
 from runtime.tokenizer import Tokenizer
+from runtime.user_path import user_path
 
 logger = logging.getLogger(__name__)
 
@@ -49,10 +51,17 @@ KV_SHARES = {"cpu": 0.4, "simulator": 0.4, "cuda": 0.85}
 
 
 def assemble(
-    source: ConfigSource, *, progress: ProgressBars | None = None, on_device: Device | None = None, **overrides: Any
+    source: ConfigSource,
+    *,
+    progress: ProgressBars | None = None,
+    on_device: Device | None = None,
+    expects: Expects | None = None,
+    **overrides: Any,
 ) -> Engine:
     """Build the engine of a configuration. See `Engine.from_config` for arguments and errors."""
     config = load_config(source, **overrides)
+    if config.graphs.dot is not None:
+        refuse_unwritable_folder(f"graphs.dot = {config.graphs.dot}", config.graphs.dot)
     bars = progress or silent_bar
     checkpoint = _open_checkpoint(_model_source(config), bars)
     spec = checkpoint.spec
@@ -73,6 +82,10 @@ def assemble(
     speculator = Speculator(config.speculator, spec, dtype)
     sizes = step_sizes(config, spec, speculator.max_positions)
     encoder = _prompt_encoder(config, checkpoint, tokenizer, sizes.max_model_len)
+    asked_blocks = None if config.scheduler.num_blocks == "auto" else config.scheduler.num_blocks
+    intake = Intake(encoder, sizes.block_size, resolver, asked_blocks)
+    if expects is not None:
+        expects(intake)
     device = on_device or open_device(kind, poison=config.mirror.poison, overlap=config.graphs.overlap)
     try:
         policy = resolve_policy(config.mirror.policy, device)
@@ -120,7 +133,7 @@ def assemble(
             token_buckets=None if config.graphs.token_buckets == "auto" else config.graphs.token_buckets,
             eos_token_ids=eos,
             poison=config.mirror.poison,
-            dot_folder=None if config.graphs.dot is None else Path(config.graphs.dot),
+            dot_folder=None if config.graphs.dot is None else user_path(config.graphs.dot),
             synthetic_acceptance=config.speculator.synthetic_acceptance,
             draft_lengths=draft_lengths(config.speculator),
         )
@@ -155,12 +168,11 @@ def assemble(
         runner,
         Scheduler(limits, blocks, lengths=None if ranges is None else RangedLengths(ranges)),
         tokenizer,
-        encoder,
+        replace(intake, num_blocks=blocks.num_blocks),
         config.sampling.params(),
         steps_ahead=arm.steps_ahead,
         description=description,
         seed=config.seed,
-        resolver=resolver,
     )
     if config.speculator.adapts:
         try:

@@ -97,7 +97,7 @@ def run(
     with exits():
         settings = settings_of(config, [*(set_ or []), *sampling_overrides(given)], max_tokens)
         requests = requests_of(settings, prompt, prompt_file)
-        with open_engine(settings, quiet) as engine:
+        with open_engine(settings, quiet, lambda intake: intake.requests(*requests)) as engine:
             code = _answer(engine, settings, *requests, as_json=as_json, watch=watch)
     if code:
         raise typer.Exit(code)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,13 +16,16 @@ from runtime.cli_session import (
     exits,
     open_engine,
     prompts_of,
-    refuse_too_long,
-    refuse_unwritable,
     settings_of,
-    write_text,
+    shortest_limit,
 )
 from runtime.config import RunConfig, load_config
+from runtime.cut_short import refuse_too_long, refuse_untimed
 from runtime.errors import ConfigError
+from runtime.output_path import STDOUT, refuse_unwritable, write_text
+
+if TYPE_CHECKING:
+    from runtime.intake import Intake
 
 
 def bench(
@@ -64,7 +67,7 @@ def bench(
     """
     with exits():
         config, levels = _config_and_levels(arguments, concurrency)
-        refuse_unwritable(json_file)
+        refuse_unwritable(f"--json {json_file}", json_file)
         if output_len is not None and max_tokens is not None:
             raise ConfigError("--output-len and --max-tokens: both say how long answers are; give one of them")
         if levels and max_concurrency is not None:
@@ -75,8 +78,8 @@ def bench(
         extra += [] if acceptance is None else [f"speculator.acceptance={acceptance}"]
         settings = settings_of(config, [*(set_ or []), *extra], output_len if output_len is not None else max_tokens)
         _refuse_too_many(settings, levels)
-        settings.sampling.params_to_time()
-        refuse_too_long([settings], input_len, output_len)
+        params = settings.sampling.params_to_time()
+        refuse_too_long(shortest_limit([settings]), input_len, output_len)
         # Imported once the command line is known to be right.
         from runtime.bench import Bench, compared
         from runtime.bench_report import render_bench
@@ -84,18 +87,22 @@ def bench(
         prompts = [] if input_len is not None else prompts_of(settings, prompt, prompt_file)
         plan = Bench(prompts, num_warmups, repeats, levels or [max_concurrency or settings.scheduler.max_num_seqs], input_len)
         plan = plan.filled() if levels else plan
-        results = plan.run(settings, lambda: open_engine(settings, quiet))
+
+        def expects(intake: Intake) -> None:
+            refuse_untimed(intake, plan.prompts, params, input_len)
+
+        results = plan.run(settings, lambda: open_engine(settings, quiet, expects))
         if compare:
             plain = load_config(settings, speculator__method="none")
-            without = plan.run(plain, lambda: open_engine(plain, quiet))
+            without = plan.run(plain, lambda: open_engine(plain, quiet, expects))
             results = [compared(result, other) for result, other in zip(results, without, strict=True)]
         text = json.dumps(results[0] if len(results) == 1 else {"runs": results}, indent=2)
-        if json_file == "-":
+        if json_file == STDOUT:
             print(text, flush=True)
             return
         print("\n\n".join(map(render_bench, results)), flush=True)
         if json_file:
-            write_text(json_file, text)
+            write_text(f"--json {json_file}", json_file, text)
 
 
 def _config_and_levels(arguments: list[str], concurrency: list[int] | None) -> tuple[str, list[int]]:

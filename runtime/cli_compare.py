@@ -18,15 +18,14 @@ from runtime.cli_session import (
     exits,
     open_engine,
     prompts_of,
-    refuse_too_long,
-    refuse_unwritable,
-    refuse_unwritable_folder,
     settings_of,
-    write_text,
+    shortest_limit,
 )
 from runtime.config import RunConfig
 from runtime.console import progress_bar, silent_bar
+from runtime.cut_short import refuse_too_long
 from runtime.errors import ConfigError
+from runtime.output_path import STDOUT, refuse_unwritable, refuse_unwritable_folder, write_text
 
 if TYPE_CHECKING:
     from runtime.compare import Plan
@@ -69,9 +68,9 @@ def compare(
         if pairs % 2:
             raise ConfigError(f"--pairs {pairs}: must be even, or a drift of the machine does not cancel")
         config, names, levels = _sorted(arguments, arms or [], concurrency or [])
-        refuse_unwritable(json_file)
+        refuse_unwritable(f"--json {json_file}", json_file)
         if record is not None:
-            refuse_unwritable_folder("--record", record)
+            refuse_unwritable_folder(f"--record {record}", record)
         base = settings_of(config, [*(set_ or []), "sampling.ignore_eos=true"], output_len)
         # Imported once the command line is known to be right.
         from runtime.compare import Plan
@@ -83,11 +82,17 @@ def compare(
         _refuse_narrow([arm.config for arm in parsed], levels)
         if several := [arm.config.sampling.n for arm in parsed if arm.config.sampling.n > 1]:
             raise ConfigError(f"sampling.n = {several[0]}: a prompt is answered once here; set it to 1")
-        refuse_too_long([arm.config for arm in parsed], input_len, output_len)
+        limit = shortest_limit(arm.config for arm in parsed)
+        refuse_too_long(limit, input_len, output_len)
         texts = [] if input_len is not None else prompts_of(base, prompt, prompt_file)
         plan = Plan(levels, texts, base.sampling.params_to_time(), input_len, pairs, num_warmups, same_outputs=not other_outputs)
         with (silent_bar if quiet else progress_bar)("comparing", "runs") as advance:
-            report = run_compare(parsed, plan, lambda arm: open_engine(arm.config, True), advance)
+            report = run_compare(parsed, plan, lambda arm: open_engine(arm.config, True, plan.expects(limit)), advance)
+        values = report | {"results": [result.as_dict() for result in report["results"]]}
+        text = json.dumps(values, indent=2)
+        print(text if json_file == STDOUT else render_compare(values), flush=True)
+        if json_file is not None and json_file != STDOUT:
+            write_text(f"--json {json_file}", json_file, text)
         if record is not None:
             sets = [part for text in set_ or [] for part in ("--set", shlex.quote(text))]
             command = ["draftgraph compare", config, *sets, "--arms", *map(shlex.quote, names), "--concurrency", *map(str, levels)]
@@ -96,14 +101,6 @@ def compare(
             command += [part for text in prompt or [] for part in ("--prompt", shlex.quote(text))]
             command += ["--num-warmups", str(num_warmups), *(["--other-outputs"] if other_outputs else [])]
             _keep(report, plan, base, " ".join(command), record)
-        report |= {"results": [result.as_dict() for result in report["results"]]}
-        text = json.dumps(report, indent=2)
-        if json_file == "-":
-            print(text, flush=True)
-            return
-        print(render_compare(report), flush=True)
-        if json_file:
-            write_text(json_file, text)
 
 
 def _sorted(arguments: list[str], arms: list[str], levels: list[int]) -> tuple[str, list[str], list[int]]:

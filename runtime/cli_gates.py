@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from runtime.cli_session import OPEN_GATE, Overrides, Quiet, exits, open_engine, prompts_of, refuse_unwritable_folder, settings_of
+from runtime.cli_session import OPEN_GATE, Overrides, Quiet, exits, open_engine, prompts_of, settings_of
 from runtime.console import progress_bar, silent_bar, start_logging
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, DraftgraphError
+from runtime.output_path import refuse_unwritable_folder
 
 if TYPE_CHECKING:
     from runtime.gates.measured import Measured
@@ -71,17 +72,23 @@ def gates(
         if not set(chosen) & set(MEASURED) and (record is not None or set_ or config != DEFAULT_CONFIG):
             raise ConfigError("gates: --config, --set and --record belong to what is measured; name G3 or G4")
         if record is not None:
-            refuse_unwritable_folder("--record", record)
+            refuse_unwritable_folder(f"--record {record}", record)
         reports: list[GateReport] = []
         proved = [name for name in chosen if name in PROVED]
         if proved:
             reports += _prove(proved, full=full, schedules=schedules, case=case, device=device, workers=workers, quiet=quiet)
-        for name in (name for name in chosen if name in MEASURED):
-            found = _measure(name, config, set_, quiet)
-            reports.append(found.report if isinstance(found, Measured) else found)
-            if record is not None and isinstance(found, Measured):
-                sets = "".join(f" --set {text}" for text in set_ or [])
-                _keep(found, record, f"draftgraph gates {name} --config {config}{sets}")
+        try:
+            for name in (name for name in chosen if name in MEASURED):
+                found = _measure(name, config, set_, quiet)
+                reports.append(found.report if isinstance(found, Measured) else found)
+                if record is not None and isinstance(found, Measured):
+                    sets = "".join(f" --set {text}" for text in set_ or [])
+                    _keep(found, record, f"draftgraph gates {name} --config {config}{sets}")
+        except DraftgraphError:
+            # What took minutes is not lost with the gate behind it; stdout is for whole answers.
+            if reports:
+                typer.echo(render_reports(reports), err=True)
+            raise
         satisfied = all(report.verdict is Verdict.SATISFIED for report in reports)
         # Whoever asks for one of them has chosen; whoever does not is told that there is more.
         left = [] if set(chosen) & set(MEASURED) else list(MEASURED)
@@ -140,7 +147,7 @@ def _measure(name: str, config: str, overrides: list[str] | None, quiet: bool) -
     if name == "G4":
         return g4.check_g4(settings, prompts_of(settings, None, None), quiet=True)
     with (silent_bar if quiet else progress_bar)(name, "runs") as advance:
-        return g3.check_g3(settings, lambda arm: open_engine(arm.config, True), advance)
+        return g3.check_g3(settings, lambda arm: open_engine(arm.config, True, g3.expects), advance)
 
 
 def _keep(found: Measured, folder: Path, command: str) -> None:

@@ -19,10 +19,10 @@ from runtime.cli_session import (
     exits,
     open_engine,
     prompts_of,
-    refuse_unwritable_folder,
     settings_of,
 )
 from runtime.errors import ConfigError
+from runtime.output_path import refuse_unwritable_folder
 
 
 def profile(
@@ -54,16 +54,16 @@ def profile(
                 f"--concurrency {concurrency}: above scheduler.max_num_seqs = {settings.scheduler.max_num_seqs}, so requests would "
                 f"wait in line; add --set scheduler.max_num_seqs={concurrency}"
             )
-        refuse_unwritable_folder("--out", out)
         prompts = list(islice(cycle(prompts_of(settings, prompt, prompt_file)), concurrency))
         # Imported once the command line is known to be right.
         from runtime.profile import session
         from runtime.profile.table import render_profile
         from runtime.profile.trace import Mode, TraceRefusedError
 
+        refuse_unwritable_folder(f"--out {out}", out, session.FILES)
         try:
             result = session.profile(
-                settings, prompts, Mode(trace), lambda: open_engine(settings, quiet), steps=steps, quiet=quiet
+                settings, prompts, Mode(trace), lambda expects: open_engine(settings, quiet, expects), steps=steps, quiet=quiet
             )
             record = result.as_dict()
         except TraceRefusedError as error:

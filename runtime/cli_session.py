@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from runtime.config import RunConfig, load_config
 from runtime.console import progress_bar, silent_bar, start_logging
-from runtime.errors import ConfigError, DeviceError, DraftgraphError, PromptError
+from runtime.errors import DeviceError, DraftgraphError, PromptError
 from runtime.interrupts import noted_interrupts
 from runtime.prompts import Prompt, check_prompt
 from runtime.request_file import FileRequest, read_prompt_file, read_request_file
@@ -26,6 +24,7 @@ from runtime.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from runtime.engine import Engine
+    from runtime.intake import Expects
 
 OPEN_GATE, USER_ERROR, INTERRUPTED, CLOSED_PIPE = 1, 2, 130, 141
 
@@ -84,13 +83,16 @@ def requests_of(
     return [request.prompt for request in requests], [request.params(defaults) for request in requests], names
 
 
-def open_engine(settings: RunConfig, quiet: bool) -> Engine:
-    """Loads the model. The engine is imported here and not above: numba reads the environment when it is imported."""
+def open_engine(settings: RunConfig, quiet: bool, expects: Expects | None = None) -> Engine:
+    """Loads the model, once `expects` has seen that the requests to come can be taken (runtime/intake.py).
+
+    The engine is imported here and not above: numba reads the environment when it is imported.
+    """
     start_logging(quiet=quiet)
     _choose_simulator(settings)
     from runtime.engine import Engine
 
-    return Engine.from_config(settings, progress=silent_bar if quiet else progress_bar)
+    return Engine.from_config(settings, progress=silent_bar if quiet else progress_bar, expects=expects)
 
 
 def _choose_simulator(settings: RunConfig) -> None:
@@ -148,62 +150,7 @@ def system_reason(error: OSError) -> str:
     return f"{what}: {error.strerror or error}"
 
 
-def refuse_unwritable_folder(option: str, folder: Path) -> None:
-    """As `refuse_unwritable`, for a folder that is made when there is something to put into it."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-        for path in missing:
-            path.rmdir()
-    except OSError as error:
-        raise ConfigError(f"{option} {folder}: cannot be written: {error.strerror}") from error
-
-
-def refuse_too_long(configs: list[RunConfig], input_len: int | None, output_len: int | None) -> None:
-    """Would prompts not fit, or answers end before they have the length that was asked for? A limit of `auto` is known once the
-    model is."""
+def shortest_limit(configs: Iterable[RunConfig]) -> int | None:
+    """Tokens of a request at most, as far as configurations name it: a limit of `auto` is known once the model is."""
     limits = [config.scheduler.max_model_len for config in configs]
-    max_model_len = min((limit for limit in limits if limit != "auto"), default=None)
-    if input_len is None or max_model_len is None:
-        return
-    if input_len >= max_model_len:
-        raise ConfigError(
-            f"--input-len {input_len}: with a new token above scheduler.max_model_len = {max_model_len}; lower it, or raise the "
-            "limit"
-        )
-    if output_len is not None and input_len + output_len > max_model_len:
-        room = max_model_len - input_len
-        remedy = f"lower --output-len to {room}" if room > 1 else "lower --input-len"
-        raise ConfigError(
-            f"--input-len {input_len} and --output-len {output_len}: together above scheduler.max_model_len = {max_model_len}, "
-            f"where answers end; {remedy}, or raise the limit"
-        )
-
-
-def refuse_unwritable(file: str | None) -> None:
-    """Is a result going to find its file? Asked before the work that yields it. `-` is stdout.
-
-    Raises:
-        ConfigError: a folder that does not exist, a folder in the place of a file, no permission.
-    """
-    if file is None or file == "-":
-        return
-    path = Path(file)
-    existed = path.exists()
-    try:
-        with path.open("a", encoding="utf-8"):
-            pass
-        if not existed:
-            path.unlink()
-    except OSError as error:
-        raise ConfigError(f"--json {file}: cannot be written: {error.strerror}") from error
-
-
-def write_text(file: str, text: str) -> None:
-    """`text` and a newline into `file`. Raises ConfigError."""
-    try:
-        Path(file).write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--json {file}: cannot be written: {error.strerror}") from error
+    return min((limit for limit in limits if limit != "auto"), default=None)

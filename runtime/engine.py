@@ -12,13 +12,13 @@ from typing import Any
 
 from runtime.errors import SamplingError
 from runtime.generation import Generation, Place
+from runtime.intake import Expects, Intake
 from runtime.phase_clock import NO_PHASES, NoPhases, Phase
 from runtime.plan import TokenUpdate
-from runtime.prompts import Prompt, PromptEncoder, as_prompt_list
+from runtime.prompts import Prompt, as_prompt_list
 from runtime.report import RequestOutput, StreamEvent
 from runtime.request import Request
 from runtime.request_seed import samples_of, with_seed
-from runtime.resolve_sampling import ParamsResolver
 from runtime.sampling import SamplingParams
 from runtime.scheduler import Scheduler
 from runtime.step_runner import Outcome, StepRunner
@@ -36,7 +36,6 @@ class Engine:
         description: what `info` says beside what the runner knows.
         steps_ahead: steps that stay in flight while the next is launched: 1 for the asynchronous runner; 0 waits for each step.
         seed: what the seeds of sampled requests are made from that name none.
-        resolver: fits parameters to the model; None leaves them as they are.
     """
 
     def __init__(
@@ -44,20 +43,19 @@ class Engine:
         runner: StepRunner,
         scheduler: Scheduler,
         tokenizer: Tokenizer,
-        encoder: PromptEncoder,
+        intake: Intake,
         default_params: SamplingParams,
         *,
         steps_ahead: int,
         description: Mapping[str, Any] | None = None,
         seed: int = 0,
-        resolver: ParamsResolver | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
         self.tokenizer = tokenizer
         self.steps_ahead = steps_ahead
-        self._encoder = encoder
+        self._intake = intake
         self._default_params = default_params
         self._clock = clock
         self._description = dict(description or {})
@@ -65,13 +63,14 @@ class Engine:
         self._generations: dict[str, Generation] = {}
         self._request_numbers = itertools.count()
         self._seed = seed
-        self._resolver = resolver
         self._closed = False
         self._stopped = False
         self.phases: NoPhases = NO_PHASES
 
     @classmethod
-    def from_config(cls, source: Any, *, progress: Any = None, on_device: Any = None, **overrides: Any) -> Engine:
+    def from_config(
+        cls, source: Any, *, progress: Any = None, on_device: Any = None, expects: Expects | None = None, **overrides: Any
+    ) -> Engine:
         """Load a model and capture its graphs.
 
         Args:
@@ -79,6 +78,8 @@ class Engine:
             progress: opens a progress bar by title (runtime.console.progress_bar); None shows nothing.
             on_device: an open runtime.device.Device to use instead of opening the one that the configuration names, e.g. a virtual
                 device with another schedule. The engine closes it.
+            expects: looks at the requests that will come as soon as they can be looked at, before weights are read; what it raises
+                ends the opening.
             overrides: as `runtime.config.load_config` takes them, e.g. `runner__async=False`.
 
         Raises:
@@ -86,7 +87,7 @@ class Engine:
         """
         from runtime.assembly import assemble
 
-        return assemble(source, progress=progress, on_device=on_device, **overrides)
+        return assemble(source, progress=progress, on_device=on_device, expects=expects, **overrides)
 
     # ---- the loop ----------------------------------------------------------------------------------------------
 
@@ -148,15 +149,11 @@ class Engine:
             SamplingError: the parameters do not fit the model, or ask for n > 1, which is `stream`'s and `generate`'s.
         """
         self._require_open()
-        token_ids = self._encoder.encode(prompt, f"prompt {index + 1}")
-        params = self._resolved(params or self._default_params)
+        token_ids = self._intake.encode(prompt, f"prompt {index + 1}")
+        params = self._intake.resolve(params or self._default_params)
         if params.n > 1:
             raise SamplingError(f"n = {params.n}: submit() queues one sequence; use stream() or generate(), or submit n times")
         return self._queue(Place(index, index), prompt, token_ids, params)
-
-    def _resolved(self, params: object) -> SamplingParams:
-        params = _checked(params)
-        return params if self._resolver is None else self._resolver.resolve(params)
 
     def _queue(self, place: Place, prompt: Prompt, token_ids: Sequence[int], params: SamplingParams) -> Generation:
         number = next(self._request_numbers)
@@ -201,18 +198,11 @@ class Engine:
         self._require_open()
         several = as_prompt_list(prompts)
         # All prompts are encoded, and may be refused, before the first is queued: an error leaves nothing behind.
-        names = [f"prompt {number}" for number in range(1, len(several) + 1)] if names is None else names
-        each = []
-        for name, one in zip(names, _params_of_each(params or self._default_params, len(several)), strict=True):
-            try:
-                each.append(self._resolved(one))
-            except SamplingError as error:
-                raise SamplingError(f"{name}: {error}") from error
-        encoded = self._encoder.encode_all(several, names)
+        requests = self._intake.requests(several, params or self._default_params, names)
         generations: list[Generation] = []
         try:
-            for number, (prompt, token_ids) in enumerate(zip(several, encoded, strict=True)):
-                for sample, one in enumerate(samples_of(each[number])):
+            for number, (prompt, (token_ids, asked)) in enumerate(zip(several, requests, strict=True)):
+                for sample, one in enumerate(samples_of(asked)):
                     place = Place(len(generations), number, sample)
                     generations.append(self._queue(place, prompt, token_ids, one))
             yield from self._run(generations)
@@ -292,19 +282,3 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _params_of_each(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
-    if isinstance(params, SamplingParams):
-        return [params] * count
-    if not isinstance(params, Sequence) or isinstance(params, str | bytes):
-        raise SamplingError(f"params = {params!r}: must be SamplingParams, or a list of them, one for each prompt")
-    if len(params) != count:
-        raise SamplingError(f"params has {len(params)} entries for {count} prompts: give one for all, or one for each")
-    return [_checked(each) for each in params]
-
-
-def _checked(params: object) -> SamplingParams:
-    if not isinstance(params, SamplingParams):
-        raise SamplingError(f"params = {params!r}: must be SamplingParams, e.g. SamplingParams(max_tokens=32)")
-    return params

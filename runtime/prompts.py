@@ -43,14 +43,9 @@ class PromptEncoder:
         self._tokenizer = tokenizer
         self._template = template
         self._vocab_size = vocab_size
-        self._max_model_len = max_model_len
+        self.max_model_len = max_model_len
         self._chat = chat
         self._system = system
-
-    def encode_all(self, prompts: Sequence[Prompt], names: Sequence[str] | None = None) -> list[list[int]]:
-        """Token ids of each prompt, in order. Raises PromptError that starts with the name of the prompt, or its number from 1."""
-        names = [f"prompt {number}" for number in range(1, len(prompts) + 1)] if names is None else names
-        return [self.encode(prompt, name) for prompt, name in zip(prompts, names, strict=True)]
 
     def encode(self, prompt: Prompt, where: str = "prompt") -> list[int]:
         """Token ids of one prompt, 1 <= len < max_model_len. Raises PromptError that starts with `where`."""
@@ -68,9 +63,9 @@ class PromptEncoder:
                 f"{where}: token id {outside[0]} is outside the vocabulary of {self._vocab_size} "
                 f"(ids 0..{self._vocab_size - 1})"
             )
-        if len(ids) + 1 > self._max_model_len:
+        if len(ids) + 1 > self.max_model_len:
             raise PromptError(
-                f"{where}: {len(ids)} tokens and one new token exceed max_model_len = {self._max_model_len}; "
+                f"{where}: {len(ids)} tokens and one new token exceed max_model_len = {self.max_model_len}; "
                 "shorten the prompt or raise scheduler.max_model_len"
             )
         return ids

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.errors import ConfigError
+from runtime.cut_short import refuse_too_long
 from runtime.prompts import Prompt
 
 
@@ -14,13 +14,9 @@ def random_prompts(engine: Any, count: int, length: int) -> list[Prompt]:
     """`count` prompts of `length` ids of the engine's vocabulary, the same for the same count.
 
     Raises:
-        ConfigError: not one new token has room behind such a prompt; `auto` is known only here.
+        ConfigError: not one new token has room behind such a prompt.
     """
-    max_model_len = engine.scheduler.max_model_len
-    if length >= max_model_len:
-        raise ConfigError(
-            f"--input-len {length}: with a new token above scheduler.max_model_len = {max_model_len}; lower it, or raise the limit"
-        )
+    refuse_too_long(engine.scheduler.max_model_len, length)
     vocabulary = int(engine.info()["model"]["vocab_size"])
     rng = np.random.default_rng(count)
     return [rng.integers(vocabulary, size=length).tolist() for _ in range(count)]

@@ -159,7 +159,8 @@ class Runner:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for key, trace in self.library.traces.items():
-                name = f"{key.family.value}-{key.num_requests}-{key.num_tokens}.dot"
+                drawn = "-sampled" if key.sampled else ""
+                name = f"{key.family.value.replace(' ', '-')}-{key.num_requests}-{key.num_tokens}{drawn}.dot"
                 (folder / name).write_text(trace.dot(str(key)), encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"graphs.dot = {folder}: cannot be written: {error.strerror}; name a folder that can") from error

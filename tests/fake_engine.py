@@ -44,7 +44,7 @@ class FakeEngine:
         FakeEngine.opened.append(self)
 
     @classmethod
-    def from_config(cls, source: Any, *, progress: Any = None, **overrides: Any) -> FakeEngine:
+    def from_config(cls, source: Any, *, progress: Any = None, expects: Any = None, **overrides: Any) -> FakeEngine:
         config = load_config(source, **overrides)
         if config.model.source == "broken":
             raise CheckpointError("model.source = broken: truncated at byte 7; fetch it again")

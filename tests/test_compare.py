@@ -294,7 +294,7 @@ def test_a_prompt_of_the_configuration_that_leaves_no_room_is_named(config: str,
     result = CliRunner().invoke(app, [command, config, *arms, "--num-warmups", "0", "--output-len", "63", "-q"])
     assert result.exit_code == 2, result.output
     assert "prompt 1: its 5 tokens and 63 new ones are above scheduler.max_model_len = 64" in result.stderr
-    assert "where the answer ended after 59; lower --output-len" in result.stderr
+    assert "where the answer ends after 59; lower --output-len" in result.stderr
 
 
 def test_an_arm_may_set_several_keys() -> None:

@@ -38,7 +38,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture(scope="module")
 def profile(config: Any) -> Profile:
     """Making an Analysis of each pass has checked its records against our own counters."""
-    return session.profile(config, [[5, 6, 7], [8, 9]], Mode.NODE, lambda: pytest.fail("no pass in this process"), steps=40)
+    return session.profile(config, [[5, 6, 7], [8, 9]], Mode.NODE, lambda _: pytest.fail("no pass in this process"), steps=40)
 
 
 def test_the_passes_agree(profile: Profile) -> None:

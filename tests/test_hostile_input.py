@@ -177,7 +177,7 @@ def test_defaults_that_no_model_of_this_vocabulary_takes(
 ) -> None:
     """Told before weights are read and graphs are captured, not by the first request."""
     monkeypatch.setattr(assembly, "upload_model", lambda *_, **__: pytest.fail("weights were read"))
-    message = refused(capsys, "run", config, "-q", "--set", f"sampling.{override}")
+    message = refused(capsys, "info", config, "-q", "--set", f"sampling.{override}")
     assert message.startswith(f"error: sampling.{override.partition('=')[0]}: token id ")
     assert "is outside the vocabulary of 300 (ids 0..299)" in message
 

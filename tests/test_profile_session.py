@@ -18,6 +18,7 @@ from graphs.key import Family, GraphKey
 from runtime.cli import app
 from runtime.config import RunConfig, load_config
 from runtime.errors import ConfigError, DeviceError
+from runtime.intake import Expects
 from runtime.landing import PendingRead
 from runtime.phase_clock import Phase
 from runtime.profile import session
@@ -46,8 +47,8 @@ def profiled(model: Path, trace: Mode, num_prompts: int = 2, steps: int = 4, **o
     config = load_config({}, **settings)
 
     @contextmanager
-    def opened() -> Iterator[Any]:
-        with open_tiny(model, **overrides) as engine:
+    def opened(expects: Expects) -> Iterator[Any]:
+        with open_tiny(model, expects=expects, **overrides) as engine:
             yield engine
 
     return session.profile(config, [[5, 6, 7]] * num_prompts, trace, opened, steps=steps)

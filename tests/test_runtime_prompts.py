@@ -11,6 +11,7 @@ import pytest
 
 from runtime.chat import ChatTemplate
 from runtime.errors import PromptError, SamplingError
+from runtime.intake import Intake
 from runtime.prompts import PromptEncoder, as_prompt_list
 from runtime.request_file import read_prompt_file
 from runtime.sampling import SamplingParams
@@ -96,7 +97,7 @@ def test_a_prompt_leaves_room_for_one_new_token(tokenizer: Tokenizer, length: in
 )
 def test_a_wrong_prompt_is_named_by_its_number(tokenizer: Tokenizer, prompt: Any, message: str) -> None:
     with pytest.raises(PromptError) as caught:
-        encoder(tokenizer).encode_all(["the cat", prompt])
+        Intake(encoder(tokenizer), 4).requests(["the cat", prompt], SamplingParams())
     assert str(caught.value).startswith("prompt 2")
     assert message in str(caught.value)
 
@@ -104,7 +105,7 @@ def test_a_wrong_prompt_is_named_by_its_number(tokenizer: Tokenizer, prompt: Any
 def test_a_template_that_fails_names_the_prompt(tokenizer: Tokenizer) -> None:
     failing = encoder(tokenizer, "{{ raise_exception('roles must alternate') }}")
     with pytest.raises(PromptError, match="prompt 1: chat template failed: roles must alternate"):
-        failing.encode_all(["x"])
+        Intake(failing, 4).requests(["x"], SamplingParams())
 
 
 def test_a_chat_without_a_template_is_told_what_to_do(tokenizer: Tokenizer) -> None:

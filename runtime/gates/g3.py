@@ -9,13 +9,21 @@ from typing import Any
 from runtime.compare import METRICS, Plan, axis_of, compare
 from runtime.compare_arms import Arm
 from runtime.config import RunConfig, load_config
+from runtime.cut_short import refuse_untimed
 from runtime.gates.measured import Measured, not_measured
 from runtime.gates.verdict import GateReport
+from runtime.intake import Intake
+from runtime.sampling import SamplingParams
 
 TITLE = "the asynchronous runner is faster than the synchronous one"
 ARMS = ("runner.async=true", "runner.async=false")
 LEVELS = (1, 8)
 INPUT_LEN, OUTPUT_LEN = 128, 128
+
+
+def expects(intake: Intake) -> None:
+    """Have the workload's requests room in the model? Asked before its weights are read."""
+    refuse_untimed(intake, [], SamplingParams(max_tokens=OUTPUT_LEN, ignore_eos=True), INPUT_LEN)
 
 
 def check_g3(

@@ -9,6 +9,7 @@ from typing import Any
 from runtime.config import RunConfig
 from runtime.gates.measured import Measured, not_measured
 from runtime.gates.verdict import Axis, GateReport
+from runtime.intake import Expects
 from runtime.profile.profile import TRUE_WITHIN, Profile, explained
 from runtime.profile.session import profile
 from runtime.profile.trace import Mode
@@ -71,5 +72,5 @@ def _gaps_inside(node: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _never() -> AbstractContextManager[Any]:
+def _never(expects: Expects) -> AbstractContextManager[Any]:
     raise AssertionError("a GPU is profiled in processes of its own")

@@ -19,6 +19,7 @@ from runtime.engine import Engine
 from runtime.gates.tapes import allocate_tapes
 from runtime.gates.toy import toy_tokenizer_source
 from runtime.gates.toy_drafter import HIDDEN, NUM_BLOCKS, Version, toy_proposer, toy_table
+from runtime.intake import Intake
 from runtime.kv_cache import BlockAllocator
 from runtime.mirror_policy import resolve_policy
 from runtime.prompts import PromptEncoder
@@ -149,7 +150,7 @@ def open_toy(options: ToyOptions, executor: Venue, runner_type: type[Runner] = R
             lengths=ScriptedLengths(lengths),
         ),
         tokenizer,
-        encoder,
+        Intake(encoder, options.block_size, num_blocks=options.num_blocks),
         SamplingParams(),
         steps_ahead=options.steps_in_flight - 1,
         clock=lambda: float(next(ticks)),

@@ -24,7 +24,7 @@ def main(request_file: str) -> None:
     workload = Workload(request["prompts"], request["warmup_steps"], request["steps"])
     try:
         collector = collector_of(Mode(request["mode"]))
-        trace = run_pass(config, collector, workload, lambda: open_engine(config, request["quiet"]))
+        trace = run_pass(config, collector, workload, lambda expects: open_engine(config, request["quiet"], expects))
         answer: dict[str, Any] = {"trace": trace.as_dict()}
     except DraftgraphError as error:
         answer = {"error": str(error), "kind": type(error).__name__}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeAlias
 
 from runtime.config import RunConfig
 from runtime.copy_bandwidth import copy_bandwidth
+from runtime.intake import Expects
 from runtime.machine import describe
 from runtime.phase_clock import NO_PHASES, Phase, PhaseClock
 from runtime.profile.collectors import Collector, EventCollector, QueueCollector, ReplayLog
@@ -16,6 +17,8 @@ from runtime.profile.trace import Mode, Trace
 from runtime.profile.workload import Workload
 
 MARKS = 1 << 17
+Open: TypeAlias = "Callable[[Expects], AbstractContextManager[Any]]"
+"""Opens an engine, which is told first what it will be asked."""
 
 
 def collector_of(mode: Mode, *, inside: bool = False) -> Collector:
@@ -32,9 +35,7 @@ def collector_of(mode: Mode, *, inside: bool = False) -> Collector:
     return CuptiCollector(mode)
 
 
-def run_pass(
-    config: RunConfig, collector: Collector, workload: Workload, open_engine: Callable[[], AbstractContextManager[Any]]
-) -> Trace:
+def run_pass(config: RunConfig, collector: Collector, workload: Workload, open_engine: Open) -> Trace:
     """Open an engine, play the workload under a collector, close the engine.
 
     The workload is played once unseen before: what is only slow the first time is no part of a profile.
@@ -42,8 +43,9 @@ def run_pass(
     Raises:
         ConfigError: the workload does not fit; others of the engine.
     """
-    with open_engine() as engine:
-        library, params = engine.runner.library, config.sampling.params_to_time()
+    params = config.sampling.params_to_time()
+    with open_engine(workload.expects(config.speculator.k)) as engine:
+        library = engine.runner.library
         Workload(workload.prompts, 1, 1).run(engine, _watched(library, ReplayLog(Collector())), params)
         log, clock = _watched(library, ReplayLog(collector)), PhaseClock(MARKS)
         before = library.launches.copy()

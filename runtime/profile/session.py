@@ -7,8 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from runtime.errors import ConfigError, DeviceError
 from runtime.machine import ROOT
 from runtime.profile.analysis import Analysis
 from runtime.profile.chrome_trace import chrome_trace
-from runtime.profile.one_pass import collector_of, run_pass
+from runtime.profile.one_pass import Open, collector_of, run_pass
 from runtime.profile.page import render_page
 from runtime.profile.picture import NoPictureError, draw
 from runtime.profile.profile import Profile
@@ -28,6 +27,7 @@ from runtime.prompts import Prompt
 
 GPU_STEPS, CPU_STEPS, NODE_STEPS, WARMUP_STEPS = 200, 16, 30, 10
 PASS_TIMEOUT_S = 900
+FILES = ("profile.json", "trace.json", "profile.html", "timeline.png")
 PASSES = {Mode.GRAPH: (Mode.EVENTS, Mode.GRAPH), Mode.NODE: (Mode.EVENTS, Mode.GRAPH, Mode.NODE)}
 
 
@@ -35,7 +35,7 @@ def profile(
     config: RunConfig,
     prompts: Sequence[Prompt],
     trace: Mode,
-    open_engine: Callable[[], AbstractContextManager[Any]],
+    open_engine: Open,
     *,
     steps: int | None = None,
     quiet: bool = False,
@@ -118,13 +118,12 @@ def write_files(profile: Profile, record: dict[str, Any], folder: Path) -> tuple
 
     Raises ConfigError: the folder cannot be written.
     """
-    files = [folder / "profile.json", folder / "trace.json", folder / "profile.html"]
+    *files, picture = (folder / name for name in FILES)
     texts = [json.dumps(record, indent=2), json.dumps(chrome_trace(profile.passes)), render_page(profile.passes, record)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file, text in zip(files, texts, strict=True):
             file.write_text(text, encoding="utf-8")
-        picture = folder / "timeline.png"
         draw(profile.passes, record, picture)
     except NoPictureError as error:
         return files, str(error)

@@ -8,6 +8,7 @@ from typing import Any
 
 from runtime.errors import ConfigError
 from runtime.generation import Generation
+from runtime.intake import Expects, Intake
 from runtime.profile.collectors import ReplayLog
 from runtime.prompts import Prompt
 from runtime.sampling import SamplingParams
@@ -48,6 +49,15 @@ class Workload:
         """That one request may produce, with every draft accepted."""
         return (self.warmup_steps + self.steps + SLACK_STEPS) * (1 + num_speculative_tokens)
 
+    def expects(self, num_speculative_tokens: int) -> Expects:
+        """What an engine is told before it reads weights: do the requests fit, and grow by as much as the steps need?"""
+
+        def check(intake: Intake) -> None:
+            lengths = [len(intake.encode(prompt, f"prompt {number}")) for number, prompt in enumerate(self.prompts, start=1)]
+            self._refuse_too_long(max(lengths), intake.max_model_len, num_speculative_tokens)
+
+        return check
+
     def run(self, engine: Any, log: ReplayLog, params: SamplingParams) -> Window:
         """Play the workload.
 
@@ -59,8 +69,9 @@ class Workload:
         endless = replace(params, max_tokens=min(needed, 2**31 - 1), ignore_eos=True, stop=(), stop_token_ids=())
         generations = [engine.submit(prompt, endless, index=index) for index, prompt in enumerate(self.prompts)]
         try:
-            self._refuse_too_long(engine, generations, needed, 1 + k)
-            context = sum(len(generation.request.prompt_token_ids) for generation in generations)
+            lengths = [len(generation.request.prompt_token_ids) for generation in generations]
+            self._refuse_too_long(max(lengths), engine.scheduler.max_model_len, k)
+            context = sum(lengths)
             while engine.scheduler.num_waiting or log.uniform_steps() < self.warmup_steps:
                 context += self._step(engine, generations)
             first = len(log)
@@ -87,13 +98,14 @@ class Workload:
                 )
         return tokens
 
-    def _refuse_too_long(self, engine: Any, generations: Sequence[Generation], needed: int, per_step: int) -> None:
-        longest = max(len(generation.request.prompt_token_ids) for generation in generations)
-        room = engine.scheduler.max_model_len - longest
+    def _refuse_too_long(self, longest: int, max_model_len: int, num_speculative_tokens: int) -> None:
+        """longest: tokens of the longest prompt. Raises ConfigError."""
+        needed, per_step = self.tokens_at_most(num_speculative_tokens), 1 + num_speculative_tokens
+        room = max_model_len - longest
         if needed > room:
             most = room // per_step - self.warmup_steps - SLACK_STEPS
             raise ConfigError(
                 f"--steps = {self.steps}: with {per_step} tokens a step a request may grow by {needed} tokens, and {room} are left "
-                f"beside its prompt (scheduler.max_model_len = {engine.scheduler.max_model_len}); "
+                f"beside its prompt (scheduler.max_model_len = {max_model_len}); "
                 + (f"lower --steps to {most}" if most > 0 else "raise scheduler.max_model_len")
             )

@@ -8,7 +8,7 @@ _STORAGE, _FOLDER, _GGUF = (f"runtime/checkpoint/{name}.py" for name in ("storag
 _CONFIG, _WEIGHTS = "runtime/speculators/dflash_config.py", "runtime/speculators/dflash_weights.py"
 _FINITE, _MISMATCH = "tests/test_finite_weights.py::test_", "tests/test_dflash_mismatch.py::test_"
 
-_HOSTILE = "tests/test_hostile_input.py::test_"
+_HOSTILE, _EARLY = "tests/test_hostile_input.py::test_", "tests/test_runtime_early_refusals.py::test_"
 
 _REFUSED = "DID NOT RAISE"
 _FEWER = "fewer drafts are accepted, and every text is right"
@@ -171,14 +171,54 @@ MUTATIONS = (
         expects="weights were read",
     ),
     mutation(
+        "requests-looked-at-by-the-first-step",
+        "D10",
+        "runtime/assembly.py",
+        "    if expects is not None:\n        expects(intake)\n",
+        "",
+        test=_EARLY + "a_prompt_that_cannot_be_taken[long-run]",
+        text="the same message, minutes later where a model is large",
+        expects="weights were read",
+    ),
+    mutation(
+        "places-looked-at-when-there-is-something-to-write",
+        "D10",
+        "runtime/assembly.py",
+        '        refuse_unwritable_folder(f"graphs.dot = {config.graphs.dot}", config.graphs.dot)\n',
+        "        pass\n",
+        test=_EARLY + "a_place_that_cannot_be_written[/proc/draftgraph-run set]",
+        text="the same message, once all graphs are captured",
+        expects="weights were read",
+    ),
+    mutation(
+        "a-pool-that-only-the-scheduler-knows",
+        "D10",
+        "runtime/assembly.py",
+        "Intake(encoder, sizes.block_size, resolver, asked_blocks)",
+        "Intake(encoder, sizes.block_size, resolver)",
+        test=_EARLY + "a_pool_that_a_prompt_outgrows",
+        text="the same message, minutes later where a model is large",
+        expects="weights were read",
+    ),
+    mutation(
+        "arms-looked-at-one-by-one",
+        "D10",
+        "runtime/cli_compare.py",
+        "plan.expects(limit)",
+        "plan.expects()",
+        test=_EARLY + "an_arm_with_a_shorter_limit_comes_second",
+        text="the same message, once the first arm has been measured against itself",
+        expects="weights were read",
+    ),
+    mutation(
         "random-prompts-as-long-as-the-model",
         "D10",
-        "runtime/random_prompts.py",
+        "runtime/cut_short.py",
         "if length >= max_model_len:",
         "if length > max_model_len:",
         test=_HOSTILE + "random_prompts_that_leave_no_room",
         text="the engine refuses them, once they are there",
-        expects=_REFUSED,
+        expects="one new token exceed max_model_len",
     ),
     mutation(
         "a-stretch-without-end",

@@ -37,9 +37,10 @@ def acceptance(
             raise ConfigError(f"speculator.method = {settings.speculator.method}: nothing is drafted, so nothing is accepted")
         kinds = read_kinds(prompts)
         texts = [(kind, text) for kind, group in kinds.items() for text in group]
-        with open_engine(settings, quiet) as engine:
+        asked, params = [text for _, text in texts], settings.sampling.params()
+        with open_engine(settings, quiet, lambda intake: intake.requests(asked, params)) as engine:
             start = time.perf_counter()
-            outputs = engine.generate([text for _, text in texts], settings.sampling.params())
+            outputs = engine.generate(asked, params)
             seconds = time.perf_counter() - start
     by_kind: dict[str, AcceptanceStats] = {}
     for (kind, _), output in zip(texts, outputs, strict=True):
