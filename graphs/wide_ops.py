@@ -13,10 +13,11 @@ from graphs.launch import Array
 from graphs.ops import ForwardPass
 from graphs.plain_ops import norm_threads
 from graphs.taps import Tap
+from kernels.add_norm import MOST_PARTS
 from kernels.behind_product import EIGHT
 from kernels.tile import CHUNK
 from kernels.wide_gate_up import OUTPUTS, wide_gate_up
-from kernels.wide_parts import MOST_PARTS, add_parts, add_parts_tap, wide_parts
+from kernels.wide_parts import add_parts, add_parts_tap, wide_parts
 from kernels.wide_tile import HEIGHT, WIDE_WARPS
 
 _BLOCKS = 132

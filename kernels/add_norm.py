@@ -15,6 +15,9 @@ from kernels.lang_eight import read_eight, read_eight_flat, write_eight
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_storage import narrow, widen
 
+MOST_PARTS = 6
+"""Parts of a sum that a thread has under way at once."""
+
 _REGISTERS = 64  # a block of MAX_THREADS
 
 
@@ -31,8 +34,30 @@ def tapped_eight(features, row, i, column, sums):
 
 
 @device_function
-def add_norm_eights(residual, normed, features, x, gain, eps, column, num_tokens, scratch):
-    """Both kernels below, for a multiple of eight columns."""
+def sum_of_parts(x, row, i, columns, parts):
+    """Sum over the parts that lie side by side in a row of x, in order; all of them are under way at once. parts None: x itself."""
+    a = read_eight(x, row, i)
+    if parts is not None:
+        last = parts - i32(1)
+        b, c = read_eight(x, row, i + min(i32(1), last) * columns), read_eight(x, row, i + min(i32(2), last) * columns)
+        d, e = read_eight(x, row, i + min(i32(3), last) * columns), read_eight(x, row, i + min(i32(4), last) * columns)
+        f = read_eight(x, row, i + last * columns)
+        if parts > i32(1):
+            a = added(a, b)
+        if parts > i32(2):
+            a = added(a, c)
+        if parts > i32(3):
+            a = added(a, d)
+        if parts > i32(4):
+            a = added(a, e)
+        if parts > i32(5):
+            a = added(a, f)
+    return a
+
+
+@device_function
+def add_norm_eights(residual, normed, features, x, gain, eps, column, parts, num_tokens, scratch):
+    """Both kernels below for a multiple of eight columns, and with `parts` those of kernels/wide_parts.py."""
     columns, last = i32(residual.shape[1]), i32(residual.shape[1]) - i32(EIGHT)
     own, step = i32(cuda.threadIdx.x) * i32(EIGHT), i32(cuda.blockDim.x) * i32(EIGHT)
     gains = read_eight_flat(gain, min(own, last))  # nobody writes them: under way before the product has ended
@@ -42,7 +67,7 @@ def add_norm_eights(residual, normed, features, x, gain, eps, column, num_tokens
     while row < live:
         sums, squares, i = gains, f32(0.0), own
         while i < columns:
-            sums = added(read_eight(residual, row, i), read_eight(x, row, i))
+            sums = added(read_eight(residual, row, i), sum_of_parts(x, row, i, columns, parts))
             write_eight(residual, row, i, sums)
             tapped_eight(features, row, i, column, sums)
             squares += sum_of_eight(multiplied(sums, sums))
@@ -95,7 +120,7 @@ def add_norm(residual, normed, x, gain, eps, num_tokens):
     """
     scratch = cuda.shared.array(MAX_THREADS, f32)
     if i32(residual.shape[1]) & i32(7) == i32(0):
-        add_norm_eights(residual, normed, None, x, gain, eps, i32(0), num_tokens, scratch)
+        add_norm_eights(residual, normed, None, x, gain, eps, i32(0), None, num_tokens, scratch)
     else:
         add_norm_columns(residual, normed, None, x, gain, eps, i32(0), num_tokens, scratch)
 
@@ -113,6 +138,6 @@ def add_norm_tap(residual, normed, features, x, gain, eps, column, num_tokens):
     """
     scratch = cuda.shared.array(MAX_THREADS, f32)
     if i32(residual.shape[1]) & i32(7) == i32(0):
-        add_norm_eights(residual, normed, features, x, gain, eps, column, num_tokens, scratch)
+        add_norm_eights(residual, normed, features, x, gain, eps, column, None, num_tokens, scratch)
     else:
         add_norm_columns(residual, normed, features, x, gain, eps, column, num_tokens, scratch)

@@ -6,21 +6,14 @@ they summed beside each other; the launch behind, which normalises whole rows an
 
 from __future__ import annotations
 
-import math
-
-from kernels.add_norm import tapped_eight, times
-from kernels.behind_product import EIGHT, added, multiplied, sum_of_eight
-from kernels.block_reduce import block_total
-from kernels.lang import MAX_THREADS, cuda, device_function, f32, i32, kernel
-from kernels.lang_eight import read_eight, read_eight_flat, write_eight
+from kernels.add_norm import add_norm_eights
+from kernels.lang import MAX_THREADS, cuda, f32, i32, kernel
+from kernels.lang_eight import write_eight
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.project import ceil_div, divide
 from kernels.wide_tile import HEIGHT, RING_BYTES, WIDE_TOKENS, begin_wide, multiply_wide, place_of, wide_sums
 
 _EIGHTS = HEIGHT // 8
-
-MOST_PARTS = 6
-"""Whose sums a thread has under way at once."""
 
 
 @kernel(writes=("out",), max_registers=168, overlap=True, early=("weight",), shared=RING_BYTES)
@@ -69,53 +62,6 @@ def wide_parts(out, x, weight, parts, num_tokens):
         item += i32(cuda.gridDim.x)
 
 
-@device_function
-def all_parts(x, row, i, columns, parts):
-    """Sum over the parts, in order; all of them are under way at once."""
-    last = parts - i32(1)
-    a, b = read_eight(x, row, i), read_eight(x, row, i + min(i32(1), last) * columns)
-    c, d = read_eight(x, row, i + min(i32(2), last) * columns), read_eight(x, row, i + min(i32(3), last) * columns)
-    e, f = read_eight(x, row, i + min(i32(4), last) * columns), read_eight(x, row, i + last * columns)
-    if parts > i32(1):
-        a = added(a, b)
-    if parts > i32(2):
-        a = added(a, c)
-    if parts > i32(3):
-        a = added(a, d)
-    if parts > i32(4):
-        a = added(a, e)
-    if parts > i32(5):
-        a = added(a, f)
-    return a
-
-
-@device_function
-def add_all_parts(residual, normed, features, x, gain, eps, column, parts, num_tokens, scratch):
-    """What the two kernels below do."""
-    columns, last = i32(residual.shape[1]), i32(residual.shape[1]) - i32(EIGHT)
-    own, step = i32(cuda.threadIdx.x) * i32(EIGHT), i32(cuda.blockDim.x) * i32(EIGHT)
-    gains = read_eight_flat(gain, min(own, last))  # nobody writes them: under way before the product has ended
-    wait_for_launches()
-    let_next_launch_start()
-    row, live = i32(cuda.blockIdx.x), i32(num_tokens[0])
-    while row < live:
-        sums, squares, i = gains, f32(0.0), own
-        while i < columns:
-            sums = added(read_eight(residual, row, i), all_parts(x, row, i, columns, parts))
-            write_eight(residual, row, i, sums)
-            tapped_eight(features, row, i, column, sums)
-            squares += sum_of_eight(multiplied(sums, sums))
-            i += step
-        scale = f32(1.0) / f32(math.sqrt(block_total(squares, scratch) / f32(columns) + eps))
-        i = own
-        while i < columns:
-            if step < columns:
-                sums, gains = read_eight(residual, row, i), read_eight_flat(gain, i)
-            write_eight(normed, row, i, multiplied(times(sums, scale), gains))
-            i += step
-        row += i32(cuda.gridDim.x)
-
-
 @kernel(writes=("residual", "normed"), max_registers=128, overlap=True, early=("gain",))
 def add_parts(residual, normed, x, gain, eps, parts, num_tokens):
     """residual[t] += the sum over p of x[t, p * H : (p + 1) * H]; normed[t] = RMSNorm(residual[t]) * gain for the live tokens.
@@ -134,7 +80,7 @@ def add_parts(residual, normed, x, gain, eps, parts, num_tokens):
     idempotent. Oracle: oracle_fused.add_parts.
     """
     scratch = cuda.shared.array(MAX_THREADS, f32)
-    add_all_parts(residual, normed, None, x, gain, eps, i32(0), parts, num_tokens, scratch)
+    add_norm_eights(residual, normed, None, x, gain, eps, i32(0), parts, num_tokens, scratch)
 
 
 @kernel(writes=("residual", "normed", "features"), max_registers=128, overlap=True, early=("gain",))
@@ -149,4 +95,4 @@ def add_parts_tap(residual, normed, features, x, gain, eps, column, parts, num_t
     Launch, ownership and barriers as there. Safe under capture, and not idempotent. Oracle: oracle_fused.add_parts_tap.
     """
     scratch = cuda.shared.array(MAX_THREADS, f32)
-    add_all_parts(residual, normed, features, x, gain, eps, column, parts, num_tokens, scratch)
+    add_norm_eights(residual, normed, features, x, gain, eps, column, parts, num_tokens, scratch)
