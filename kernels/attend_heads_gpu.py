@@ -12,6 +12,7 @@ from kernels.lang import device_function, f32, i32, i64, u32
 from kernels.lang_element import early_int, element, put_bits, write2
 from kernels.lang_fast import inverse_root
 from kernels.lang_warp import lane, warp_sum
+from kernels.rotate import kept
 
 VALUES = 16 * (128 * 2 + 16)
 """Byte of a tile of keys and values where its values begin."""
@@ -94,6 +95,13 @@ def store_head(cache, entry, kv_head, head_dim, x):
         put_bits(cache, at + half + i64(32), x[3])
 
 
+@device_function
+def kept_heads(k, v):
+    """A lane's elements of a key and its value, as kernels/rotate.py keeps them."""
+    (a, e), (b, f), (c, g), (d, h) = kept(k[0], v[0]), kept(k[1], v[1]), kept(k[2], v[2]), kept(k[3], v[3])
+    return (a, b, c, d), (e, f, g, h)
+
+
 def _words_with(pair: Any) -> Any:
     @device_function
     def words(x):
@@ -134,7 +142,8 @@ def new_keys_with(pair: Any) -> Any:
                 entry = early_int(slot_mapping, i64(i32(token + key - before)))
             x, v = head_of(qkv, i32(start + key_at), head_dim), head_of(qkv, i32(start + value_at), head_dim)
             angles = head_of(table, i32(key * head_dim), head_dim)
-            k, w = words(turned(x, scale_of(x, k_gain, head_dim, eps), k_gain, gains, angles)), words(v)
+            k, v = kept_heads(turned(x, scale_of(x, k_gain, head_dim, eps), k_gain, gains, angles), v)
+            k, w = words(k), words(v)
             at, row = tile_at(base, tile, key), i32(key & i32(_KEYS - 1))
             put_row(at, row, head_dim, k)
             put_row(u32(at + u32(_VALUES)), row, head_dim, w)

@@ -9,6 +9,7 @@ from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_storage import narrow
 from kernels.lang_warp import lane, warp_size, warp_sum
 from kernels.project import divide
+from kernels.rotate import kept
 
 
 @kernel(writes=("cache",), overlap=True)
@@ -66,9 +67,11 @@ def store_context(
                     sine = rope_table[position, half + i]
                     first = context_kv[row, key + i] * scale * k_norms[layer, i]
                     second = context_kv[row, key + half + i] * scale * k_norms[layer, half + i]
-                    cache[layer, 0, block, offset, head, i] = narrow(first * cosine - second * sine, cache)
-                    cache[layer, 0, block, offset, head, half + i] = narrow(second * cosine + first * sine, cache)
-                for i in range(lane(), head_dim, warp_size()):
-                    cache[layer, 1, block, offset, head, i] = narrow(context_kv[row, value + i], cache)
+                    near, near_value = kept(first * cosine - second * sine, context_kv[row, value + i])
+                    far, far_value = kept(second * cosine + first * sine, context_kv[row, value + half + i])
+                    cache[layer, 0, block, offset, head, i] = narrow(near, cache)
+                    cache[layer, 0, block, offset, head, half + i] = narrow(far, cache)
+                    cache[layer, 1, block, offset, head, i] = narrow(near_value, cache)
+                    cache[layer, 1, block, offset, head, half + i] = narrow(far_value, cache)
                 head_of_all += i32(cuda.gridDim.y * warps)
         row += i32(cuda.gridDim.x)

@@ -49,8 +49,9 @@ def store_context(
         keys = both[:, 0] / np.sqrt((both[:, 0] ** 2).mean(-1, keepdims=True) + eps) * k_norms[:, None, :]
         first, second = np.split(keys, 2, axis=-1)
         c, s = cos[positions[row]], sin[positions[row]]
-        flat[:, 0, cell] = np.concatenate([first * c - second * s, second * c + first * s], axis=-1)
-        flat[:, 1, cell] = both[:, 1]
+        bad = ~np.isfinite(both[:, 1])
+        flat[:, 0, cell] = np.where(bad, np.nan, np.concatenate([first * c - second * s, second * c + first * s], axis=-1))
+        flat[:, 1, cell] = np.where(bad, 0, both[:, 1])
     return result
 
 

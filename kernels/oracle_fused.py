@@ -176,9 +176,12 @@ def rotate_store(
     num_heads: int,
     num_tokens: Integers,
 ) -> tuple[Floats, Floats, Floats]:
-    """(query, k_cache, v_cache) afterwards."""
+    """(query, k_cache, v_cache) afterwards: a value that is not finite is stored as 0, and its dim of the key as NaN."""
     turned = rope(qkv, table, positions, num_heads, k_cache.shape[2], num_tokens)
-    keys, values = store_kv(k_cache, v_cache, turned, slot_mapping, num_heads, num_tokens)
+    size, row = k_cache.shape[2] * k_cache.shape[3], turned.copy()
+    bad = ~np.isfinite(row[:, -size:])
+    row[:, -2 * size : -size][bad], row[:, -size:][bad] = np.nan, 0
+    keys, values = store_kv(k_cache, v_cache, row, slot_mapping, num_heads, num_tokens)
     return _live(query, num_tokens, turned[:, : query.shape[1]]), keys, values
 
 

@@ -9,6 +9,8 @@ from kernels.lang_storage import narrow, widen
 from kernels.lang_warp import lane, warp_size, warp_sum
 from kernels.project import divide
 
+_LARGEST, _NAN = f32(3.4028234663852886e38), f32(float("nan"))
+
 
 @device_function
 def rotate_head(qkv, table, row, start, position, i, half, scale, gain):
@@ -18,6 +20,18 @@ def rotate_head(qkv, table, row, start, position, i, half, scale, gain):
         first, second = first * gain[i], second * gain[half + i]
     cosine, sine = table[position, i], table[position, half + i]
     return first * cosine - second * sine, second * cosine + first * sine
+
+
+@device_function
+def kept(key, value):
+    """One dim of a key and of its value as a cache keeps them: where the value is not finite it is 0, and the key is NaN.
+
+    So whoever sees the key yields NaN, and nobody else: tensor cores multiply the values of keys that a row does not see by 0, which
+    NaN would outlive.
+    """
+    if abs(value) <= _LARGEST:
+        return key, value
+    return _NAN, f32(0.0)
 
 
 @device_function
@@ -50,10 +64,12 @@ def store_heads(
             scale = head_scale(qkv, k_gain, row, start, head_dim, eps)
             for i in range(lane(), half, warp_size()):
                 first, second = rotate_head(qkv, table, row, start, positions[row], i, half, scale, k_gain)
+                first, near = kept(first, widen(qkv[row, value + i]))
+                second, far = kept(second, widen(qkv[row, value + half + i]))
                 k_cache[block, offset, kv_head, i] = narrow(first, k_cache)
                 k_cache[block, offset, kv_head, half + i] = narrow(second, k_cache)
-            for i in range(lane(), head_dim, warp_size()):
-                v_cache[block, offset, kv_head, i] = narrow(widen(qkv[row, value + i]), v_cache)
+                v_cache[block, offset, kv_head, i] = narrow(near, v_cache)
+                v_cache[block, offset, kv_head, half + i] = narrow(far, v_cache)
         j += warps
 
 
@@ -82,14 +98,17 @@ def rotate_rows(query, k_cache, v_cache, qkv, q_gain, k_gain, table, positions, 
                     query[row, start + half + i] = narrow(second, query)
             elif is_key:
                 if entry >= 0:
+                    value = start + num_kv_heads * head_dim
                     for i in range(lane(), half, warp_size()):
                         first, second = rotate_head(qkv, table, row, start, position, i, half, scale, k_gain)
+                        first = kept(first, widen(qkv[row, value + i]))[0]
+                        second = kept(second, widen(qkv[row, value + half + i]))[0]
                         k_cache[block, offset, head - num_heads, i] = narrow(first, k_cache)
                         k_cache[block, offset, head - num_heads, half + i] = narrow(second, k_cache)
             elif entry >= 0:
                 for i in range(lane(), head_dim, warp_size()):
-                    value = widen(qkv[row, start + i])
-                    v_cache[block, offset, head - num_heads - num_kv_heads, i] = narrow(value, v_cache)
+                    value_of_i = kept(f32(0.0), widen(qkv[row, start + i]))[1]
+                    v_cache[block, offset, head - num_heads - num_kv_heads, i] = narrow(value_of_i, v_cache)
             head += i32(cuda.gridDim.y * warps)
         row += i32(cuda.gridDim.x)
 

@@ -16,6 +16,7 @@ from kernels.lang_element import element, put16
 from kernels.lang_fast import inverse_root
 from kernels.lang_mma import pair_bfloat16, pair_float16
 from kernels.lang_warp import octet_sum, quad_sum
+from kernels.rotate import kept
 
 
 @device_function
@@ -26,6 +27,22 @@ def times(v, scale):
 @device_function
 def less(a, b):
     return a[0] - b[0], a[1] - b[1], a[2] - b[2], a[3] - b[3], a[4] - b[4], a[5] - b[5], a[6] - b[6], a[7] - b[7]
+
+
+@device_function
+def kept_keys(k, v):
+    """Eight dims of a key as kernels/rotate.py keeps them, by those of its value."""
+    a, b, c, d = kept(k[0], v[0])[0], kept(k[1], v[1])[0], kept(k[2], v[2])[0], kept(k[3], v[3])[0]
+    e, f, g, h = kept(k[4], v[4])[0], kept(k[5], v[5])[0], kept(k[6], v[6])[0], kept(k[7], v[7])[0]
+    return a, b, c, d, e, f, g, h
+
+
+@device_function
+def kept_values(v):
+    """Eight dims of a value, as kernels/rotate.py keeps them."""
+    a, b, c, d = kept(v[0], v[0])[1], kept(v[1], v[1])[1], kept(v[2], v[2])[1], kept(v[3], v[3])[1]
+    e, f, g, h = kept(v[4], v[4])[1], kept(v[5], v[5])[1], kept(v[6], v[6])[1], kept(v[7], v[7])[1]
+    return a, b, c, d, e, f, g, h
 
 
 def _rotate(pair: Any) -> Callable[..., Any]:
@@ -76,13 +93,16 @@ def _rotate(pair: Any) -> Callable[..., Any]:
             elif there and entry >= i32(0):
                 kv_head, cell = i32(head - num_heads), i64(entry) * i64(i32(kv_heads * head_dim))
                 if kv_head < kv_heads:
+                    value = i32(start + kv_heads * head_dim)
+                    near = kept_keys(near, read_eight(qkv, row, value))
+                    far = kept_keys(far, read_eight(qkv, row, i32(value + half)))
                     at = cell + i64(i32(kv_head * head_dim + column))
                     put_eight(k_cache, at, near)
                     put_eight(k_cache, at + i64(half), far)
                 else:
                     at = cell + i64(i32((kv_head - kv_heads) * head_dim + column))
-                    put_eight(v_cache, at, near)
-                    put_eight(v_cache, at + i64(half), far)
+                    put_eight(v_cache, at, kept_values(near))
+                    put_eight(v_cache, at + i64(half), kept_values(far))
             first_of_warp = i32(first_of_warp + i32(u32(threads) // u32(lanes)))
             unit = i32(unit + i32(u32(threads) // u32(lanes)))
 

@@ -103,6 +103,22 @@ def test_a_step_of_few_tiles(before: int, rows: int, warps: int, blocks: int) ->
         np.testing.assert_allclose(few, other, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize(("storage", "value"), [("bfloat16", np.nan), ("float16", np.inf)])
+def test_a_draft_without_a_number_spoils_no_row_before_it(storage: str, value: float) -> None:
+    """Its value is in the tile of the rows before it, which weigh it by 0: NaN would outlive that."""
+    found = []
+    for spoiled in (False, True):
+        args = step_of(storage, True, 64, 16, 37, 3, 2)
+        if spoiled:
+            args["qkv"][4, -2 * 64] = value  # of kv head 0
+        run_step(args, storage, 2, 1)
+        found.append(widened(args["out"])[2:].reshape(3, 2, 2, 64))  # row, kv head, head, dim
+    clean, spoiled_out = found
+    np.testing.assert_array_equal(spoiled_out[:2], clean[:2])
+    np.testing.assert_array_equal(spoiled_out[2, 1], clean[2, 1])
+    assert np.isnan(spoiled_out[2, 0]).all()
+
+
 @pytest.mark.parametrize("family", ["attend", "few"])
 def test_a_row_is_the_same_whatever_else_its_request_brings(family: str) -> None:
     """Bit for bit: warps add up several tiles each, and with more rows their last ones hold keys that the row does not see."""

@@ -39,6 +39,7 @@ def test_rotation_and_store(storage: str, normed: bool, head_dim: int, num_heads
         "eps": np.float32(1e-5),
         "num_tokens": live(tokens - 1),
     }
+    args["qkv"][2, -2:], args["qkv"][0, -head_dim // 2] = (np.nan, -np.inf), np.inf
     wide: dict[str, Any] = {name: widened(arg) if name in {"query", "k_cache", "v_cache"} else arg for name, arg in args.items()}
     wide["positions"] = np.maximum(wide["positions"], 0)
     kernel = oracle.norm_rotate_store if normed else oracle.rotate_store

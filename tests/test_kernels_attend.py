@@ -18,8 +18,11 @@ from tests.storage_cases import stored
 STEPS = pytest.mark.parametrize("kernel", [attend_step, norm_attend_step, attend_few, norm_attend_few], ids=lambda k: k.name)
 
 
-def step_case(kernel: Kernel, case: dict[str, Any], storage: str, *, stored_before: bool = False) -> dict[str, Any]:
-    """A case of `attend_case` whose own rows still stand in qkv, and, unless `stored_before`, NaN in their cells of the cache."""
+def step_case(
+    kernel: Kernel, case: dict[str, Any], storage: str, *, stored_before: bool = False, bad: tuple[int, float] | None = None
+) -> dict[str, Any]:
+    """A case of `attend_case` whose own rows still stand in qkv, and, unless `stored_before`, NaN in their cells of the cache.
+    bad: a row, and what its last value is."""
     k_cache, starts, positions = case["k_cache"], case["query_start_loc"], case["positions"]
     block_size, num_kv_heads, head_dim = k_cache.shape[1:]
     heads, rows = case["num_heads"], int(starts[case["num_requests"][0]])
@@ -40,6 +43,8 @@ def step_case(kernel: Kernel, case: dict[str, Any], storage: str, *, stored_befo
         "stored": int(stored_before),
         "num_requests": case["num_requests"],
     }
+    if bad is not None:
+        args["qkv"][bad[0], -1] = bad[1]
     if kernel in (norm_attend_step, norm_attend_few):
         args |= {"q_gain": floats(40, head_dim), "k_gain": floats(41, head_dim), "eps": EPS}
     args["k_cache"], args["v_cache"] = k_cache.copy(), case["v_cache"].copy()
@@ -98,6 +103,22 @@ def test_attend_step_over_many_tiles(
     head_dim = {"cuda": head_dim, "cpu": 66, "simulator": 4}[launch.executor]
     case = attend_case(storage, 8, 2, head_dim, 100, [0, 5, 6], [length, max(length - 130, 1)])
     check_step(launch, kernel, step_case(kernel, case, storage, stored_before=stored_before), storage)
+
+
+@STEPS
+@warps(((2, 2, 2), 4))
+@STORAGE
+@pytest.mark.parametrize("stored_before", [False, True], ids=["from-qkv", "from-cache"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_draft_without_a_number_is_nobodys_who_does_not_see_it(
+    launch: Launch, kernel: Kernel, storage: str, stored_before: bool, value: float
+) -> None:
+    """The last of three rows of a request has such a value, and is about to be rejected; the rows before it are not."""
+    if launch.executor == "simulator" and (storage == "float32" or value == np.inf):
+        pytest.skip("seconds each in the simulator: bfloat16 stands for all")
+    head_dim = 64 if launch.executor == "cuda" else 4
+    case = attend_case(storage, 4, 2, head_dim, 16, [0, 3, 4], [11, 9])
+    check_step(launch, kernel, step_case(kernel, case, storage, stored_before=stored_before, bad=(2, value)), storage)
 
 
 @STEPS

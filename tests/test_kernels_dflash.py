@@ -61,6 +61,7 @@ def test_store_context(
         "eps": EPS,
         "num_tokens": live(count),
     }
+    args["context_kv"][[0, 2], -head_dim:] = [[np.nan], [np.inf]]
     check_stored(launch, store_context, args, {"cache": oracle.store_context(**wide_args(args))}, storage)
 
 
