@@ -105,6 +105,10 @@ class GraphLibrary:
         self.capture_seconds += time.perf_counter() - began
         return StepGraph(key, trace.reads, trace.writes, len(trace.nodes), executable)
 
+    def record(self, launch: Launcher, key: GraphKey) -> None:
+        """Record what the graph of `key` launches on any launcher: to look at its parts."""
+        self._recorders[key.family](launch, key)
+
     def launch(self, key: GraphKey) -> None:
         """Queue the graph of `key` on the stream.
 
