@@ -133,7 +133,7 @@ class Rig:
         Choosing runs layers on activations that nobody wrote: the keys and values that this leaves in the cache, NaN perhaps, are
         written over.
         """
-        table, said = OpsChooser(self.device, self.model, self.scratch)(self.fused, self.library)
+        table, said = OpsChooser(self.device, self.model, self.scratch)(self.fused, self.library, self.sizes)
         self.stream.synchronize()
         for layer in self.model.layers:
             fill_normal(layer.k_cache, 1.0)

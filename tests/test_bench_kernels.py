@@ -75,7 +75,7 @@ def test_what_choosing_leaves_in_the_cache_is_written_over(monkeypatch: pytest.M
 
         def __init__(self, device: Any, model: Any, scratch: Any) -> None: ...
 
-        def __call__(self, fused: FusedOps, library: PlainOps) -> tuple[Any, str]:
+        def __call__(self, fused: FusedOps, library: PlainOps, sizes: StepSizes) -> tuple[Any, str]:
             spoil_cache(rig)
             return SimpleNamespace(for_rows=lambda rows: fused), "said"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,10 @@ from graphs.ops import HeadOps, OpTable
 from graphs.plain_ops import PlainOps
 from runtime import forward_rig
 from runtime.models import choose_ops
-from runtime.models.choose_ops import Measured, OpsChooser, read_measured, table_of, write_measured
+from runtime.models.choose_forms import Places
+from runtime.models.choose_ops import OpsChooser, table_of
+from runtime.models.choose_pass import measured_pass, requests_of
+from runtime.models.measured_ops import Measured, read_measured, write_measured
 from runtime.models.scratch import allocate_scratch, build_ops
 from runtime.models.spec import ModelSpec
 from runtime.step_buffers import StepSizes
@@ -133,35 +136,69 @@ def test_each_row_count_gets_what_was_fastest() -> None:
     assert said == "measured, layers + head up to so many rows: 1 fused but gate_up + library; 8 library + fused; library above"
 
 
-@pytest.mark.parametrize(
-    ("times", "place"),
-    [({1: 0.98, 2: 0.97}, 2), ({1: 0.995, 2: 0.991}, 0), ({len(FORMS) - 1: 0.9}, len(FORMS) - 1)],
-    ids=["the fastest", "too little", "the library's"],
-)
-def test_a_form_takes_the_place_of_the_usual_one_if_it_gains_what_counts(
-    monkeypatch: pytest.MonkeyPatch, times: dict[int, float], place: int
-) -> None:
-    assert fastest_form(monkeypatch, 1, times) == place
-
-
 def test_weights_do_not_flow_where_they_would_be_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     flowing = next(place for place, form in enumerate(FORMS) if isinstance(form, FlowLayout))
     assert fastest_form(monkeypatch, 8, {flowing: 0.5}) == flowing
     assert fastest_form(monkeypatch, 16, {flowing: 0.5}) == 0
 
 
-def fastest_form(monkeypatch: pytest.MonkeyPatch, rows: int, times: dict[int, float]) -> int:
-    """The place chosen where the forms take these times, and others 1."""
+def test_products_of_many_rows_begin_between_the_librarys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between tiles that read their weights eight times a form would be measured in a step that nobody takes."""
+    neighbours: list[list[Places]] = []
 
-    def measure(device: Any, stream: Any, records: dict[str, Callable[[], None]]) -> dict[str, float]:
-        return {name: times.get(int(name.split()[1]), 1.0) for name in records}
+    def fastest(forms: Mapping[str, Sequence[int]], first: Places, measure: Any) -> Places:
+        neighbours.append([first, {name: max(places) for name, places in forms.items()}])
+        return first
+
+    monkeypatch.setattr(choose_ops, "fastest_places", fastest)
+    for rows in (8, 16):
+        fastest_form(monkeypatch, rows, {})
+    (few, _), (many, last) = neighbours
+    assert few == FIRST
+    assert many == last != FIRST
+
+
+def fastest_form(monkeypatch: pytest.MonkeyPatch, rows: int, times: dict[int, float]) -> int:
+    """The place chosen for qkv where its forms take these times, and others 1."""
+
+    def measure(device: Any, stream: Any, records: dict[str, Callable[[], None]], *, turns: int) -> dict[str, list[float]]:
+        return {name: [times.get(int(name.split("'qkv': ")[1].split("}")[0]), 1.0)] * turns for name in records}
 
     fused, _ = sets_of(VirtualDevice(CpuExecutor(), poison=True), tiny("qwen3-8b"))
-    large = SimpleNamespace(shape=LARGE)
-    chooser = OpsChooser(None, SimpleNamespace(layers=[SimpleNamespace(qkv=large)]), None)  # type: ignore[arg-type]
-    monkeypatch.setattr(choose_ops, "measure_in_turn", measure)
+    layer = SimpleNamespace(**dict.fromkeys(FIRST, SimpleNamespace(shape=LARGE, nbytes=1)))
+    chooser = OpsChooser(None, SimpleNamespace(layers=[layer]), None)  # type: ignore[arg-type]
+    monkeypatch.setattr(choose_ops, "times_in_turn", measure)
     run: Any = SimpleNamespace(launch=None, num_tokens=rows)
-    return chooser._fastest_form(run, fused, "qkv", {})
+    return chooser._fastest_forms(run, fused)["qkv"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "requests", "contexts"),
+    [(1, 1, [33]), (8, 1, [33]), (16, 2, [33, 33]), (12, 2, [33, 33]), (64, 2, [3, 3])],
+)
+def test_a_step_is_measured_as_the_engine_has_it(rows: int, requests: int, contexts: list[int]) -> None:
+    """Verify steps of requests in the middle of their sequences, in blocks of their own; long ones from their beginning on."""
+    device = VirtualDevice(CpuExecutor(), poison=True)
+    sizes = StepSizes(2, 7, 48, 64, 16, 1)
+    cache = SimpleNamespace(shape=(6, 16, 2, 64))
+    model: Any = SimpleNamespace(layers=[SimpleNamespace(k_cache=cache)])
+    run = measured_pass(device, device.stream("s"), model, None, sizes, rows, [])  # type: ignore[arg-type]
+    step, inputs = run.step, run.step.inputs
+    starts, live = device.download(inputs.query_start_loc), device.download(inputs.live)
+    assert list(live) == [rows, requests, rows]
+    assert requests_of(rows, sizes) == requests == len(starts) - 1
+    positions, of_row = device.download(step.positions), device.download(step.token_slot)
+    tables, places = device.download(run.state.block_tables), device.download(step.slot_mapping)
+    longest = max(np.diff(starts))
+    assert inputs.query_len == (rows // requests if len({*np.diff(starts)}) == 1 else 0)
+    for request in range(requests):
+        own = positions[starts[request] : starts[request + 1]]
+        context = max(min(48 - longest, 6 // requests * 16 - longest), 0)
+        assert list(own) == [min(context + i, 47) for i in range(len(own))]
+    assert set(of_row) == set(range(requests))
+    np.testing.assert_array_equal(places, tables[of_row, positions // 16] * 16 + positions % 16)
+    if longest < 48:
+        assert len(set(tables.reshape(-1))) == tables.size
 
 
 def test_a_second_start_remembers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -178,27 +215,33 @@ def test_a_second_start_remembers(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     fused, library = sets_of(device, spec)
     runs: list[str] = []
 
-    def measure(device: Any, stream: Any, records: dict[str, Callable[[], None]]) -> dict[str, float]:
+    def turns_of(device: Any, stream: Any, records: dict[str, Callable[[], None]], *, turns: int = 1) -> dict[str, list[float]]:
         for name, record in records.items():
             record()
             stream.synchronize()
             runs.append(name)
-        return {name: float(i + 1) for i, name in enumerate(records)}
+        return {name: [float(i + 1)] * turns for i, name in enumerate(records)}
+
+    def measure(device: Any, stream: Any, records: dict[str, Callable[[], None]]) -> dict[str, float]:
+        return {name: turns[0] for name, turns in turns_of(device, stream, records).items()}
 
     used: list[tuple[int, dict[str, str]]] = []
     monkeypatch.setattr(choose_ops, "measure_in_turn", measure)
+    monkeypatch.setattr(choose_ops, "times_in_turn", turns_of)
     monkeypatch.setattr(choose_ops, "measured_algorithms", lambda device, run: ALGORITHMS | {"qkv": f"{run.num_tokens:02x}"})
     monkeypatch.setattr(choose_ops, "use_algorithms", lambda run, chosen: used.append((run.num_tokens, dict(chosen))))
     scratch = allocate_scratch(device, spec, SIZES, "bfloat16")
     device.upload(scratch.residual, np.ones(scratch.residual.shape, np.float32))
-    first = OpsChooser(device, model, scratch)(fused, library)
-    forms = [f"{name} {place}" for name in ("down", "gate_up", "out", "qkv") for place in (0, 1)]  # ours, and the library's
+    first = OpsChooser(device, model, scratch)(fused, library, SIZES)
+    every = 4 * 2 + 4  # ours and the library's of each product; the library's is taken for slower and not measured again
     whole = ["fused_layers", "library_layers", "fused_head", "library_head"]
-    assert runs == (forms + forms + whole) * 5  # 1, 2, 4, 8 and 16 rows
+    assert len(runs) == (every + len(whole)) * 5  # 1, 2, 4, 8 and 16 rows
+    assert [name for name in runs if name in whole] == whole * 5
+    assert all("1" not in name for name in runs[8:12])
     chosen = [(rows, ALGORITHMS | {"qkv": f"{rows:02x}"}) for rows in (1, 2, 4, 8, 16)]
     assert used == chosen
-    again: tuple[OpTable, str] = OpsChooser(device, model, scratch)(fused, library)
-    assert len(runs) == 100
+    again: tuple[OpTable, str] = OpsChooser(device, model, scratch)(fused, library, SIZES)
+    assert len(runs) == 80
     assert again == first
     assert used == chosen * 2
     assert "16 fused + fused" in first[1]

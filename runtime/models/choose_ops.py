@@ -1,27 +1,21 @@
 """Which set of operations, and which form of each of its products, records a step of so many rows: measured on the GPU that is
 there, once, and remembered.
 
-The layers of the model itself are run, as many as outgrow L2, in graphs that take turns: one product in each of its forms, the
-others as they are best so far, because what a launch costs depends on its neighbours too. What was measured is kept in the user's
-cache folder under GPU, driver, shape, type and sources: a second start with the same takes the same sets, and so do two processes
-that share the folder.
+The layers of the model itself are run, as many as outgrow L2, in graphs that take turns, over the rows and requests that a step of
+this engine has (runtime/models/choose_pass.py); runtime/models/choose_forms.py says which forms are tried together. What was
+measured is kept in the user's cache folder under GPU, driver, shape, type, step and sources: a second start with the same takes
+the same sets, and so do two processes that share the folder.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
-import os
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
-import numpy as np
-
-from graphs.arrays import LayerArrays, ModelArrays, Scratch, SlotState, StepArrays, StepInputs
+from graphs.arrays import LayerArrays, ModelArrays, Scratch
 from graphs.compile_cache import kernel_cache_dir
 from graphs.flow_ops import FlowLayout
 from graphs.fused_ops import FusedOps, forms_of
@@ -30,79 +24,27 @@ from graphs.plain_ops import PlainOps
 from graphs.wide_ops import WideLayout
 from kernels.tile import TILE_TOKENS
 from runtime.checkpoint.cache import cache_folder
-from runtime.models import choose_algorithms
 from runtime.models.choose_algorithms import measured_algorithms, use_algorithms
-from runtime.models.measure_in_turn import measure_in_turn
-
-logger = logging.getLogger(__name__)
+from runtime.models.choose_forms import Places, fastest_places
+from runtime.models.choose_pass import measured_pass, requests_of
+from runtime.models.measure_in_turn import TURNS, measure_in_turn, times_in_turn
+from runtime.models.measured_ops import PRODUCTS, Measured, read_measured, write_measured
+from runtime.step_buffers import StepSizes
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 """Token rows that are measured; a step takes what was best for the next larger of them, one of more rows the library."""
 
 _NAMES = {True: "fused", False: "library"}
 
-PRODUCTS = ["down", "gate_up", "out", "qkv"]
-"""The products of a layer; each may be laid out in more than one way, or be the library's (graphs/fused_ops.py)."""
-
-_MOST_LAYOUTS = 64
-
 _FEWEST_LAYERS = 6
-
-_MUST_GAIN = 0.99
-"""Of the time of whole layers with the usual form of a product: less is what measurements differ by, and other rows and lengths."""
 
 _BYTES = 400_000_000
 """Weights that a graph reads at least, if the model has as many: several times L2."""
 
+_WHOLE_BYTES = 6_000_000_000
+"""The same where close forms are told apart: about the half of an 8B model, and longer steps cost a start too much."""
 
-@dataclass(frozen=True)
-class Measured:
-    """Microseconds of all measured layers, and of the head with its argmax, by set, in the order of `rows`; and
-    which of its forms (`forms_of`) each product was fastest in, and which algorithm the library's product is fastest by."""
-
-    rows: list[int]
-    fused_layers: list[float]
-    library_layers: list[float]
-    fused_head: list[float]
-    library_head: list[float]
-    layouts: list[dict[str, int]]
-    algorithms: list[dict[str, str]]
-
-    def fused_best(self) -> list[tuple[bool, bool]]:
-        """For each row count: is the fused set faster in the layers, and in the head?"""
-        layers = [ours < other for ours, other in zip(self.fused_layers, self.library_layers, strict=True)]
-        heads = [ours < other for ours, other in zip(self.fused_head, self.library_head, strict=True)]
-        return list(zip(layers, heads, strict=True))
-
-    @classmethod
-    def of(cls, values: Any) -> Measured | None:
-        """From JSON; None where it is anything but what `asdict` wrote."""
-        names = list(cls.__dataclass_fields__)
-        if not isinstance(values, dict) or sorted(values) != sorted(names):
-            return None
-        columns = list(values.values())
-        if not all(isinstance(column, list) and len(column) == len(values["rows"]) > 0 for column in columns):
-            return None
-        numbers = [number for name in names[:-2] for number in values[name]]
-        if not all(_are_algorithms(of_rows) for of_rows in values["algorithms"]):
-            return None
-        places = [place for layouts in values["layouts"] if isinstance(layouts, dict) for place in layouts.values()]
-        if len([layouts for layouts in values["layouts"] if isinstance(layouts, dict) and sorted(layouts) == PRODUCTS]) != len(
-            columns[0]
-        ):
-            return None
-        if not all(isinstance(place, int) and not isinstance(place, bool) and 0 <= place < _MOST_LAYOUTS for place in places):
-            return None
-        if not all(isinstance(number, int | float) and not isinstance(number, bool) and 0 < number < 1e9 for number in numbers):
-            return None
-        return cls(**values)
-
-
-def _are_algorithms(values: Any) -> bool:
-    """Is it what `measured_algorithms` returns?"""
-    if not isinstance(values, dict) or sorted(values) != choose_algorithms.PRODUCTS:
-        return False
-    return all(isinstance(value, str) and re.fullmatch("([0-9a-f]{2})*", value) for value in values.values())
+_WHOLE_TURNS = 7
 
 
 def laid_out(fused: FusedOps, layer: LayerArrays, places: dict[str, int]) -> FusedOps:
@@ -141,22 +83,22 @@ class OpsChooser:
     def __init__(self, device: Any, model: ModelArrays, scratch: Scratch) -> None:
         self.device, self.model, self.scratch = device, model, scratch
 
-    def __call__(self, fused: FusedOps, library: PlainOps) -> tuple[OpTable, str]:
-        key = self._key()
+    def __call__(self, fused: FusedOps, library: PlainOps, sizes: StepSizes) -> tuple[OpTable, str]:
+        key = self._key(sizes)
         path = cache_folder() / "choices" / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]}.json"
         measured = read_measured(path, key)
         if measured is None:
-            measured = self._measure(fused, library)
+            measured = self._measure(fused, library, sizes)
             write_measured(path, key, measured)
         else:
-            self._use_algorithms(measured)
+            self._use_algorithms(measured, sizes)
         return table_of(measured, fused, library, self.model.layers[0])
 
     def _rows(self) -> list[int]:
         most = min(self.scratch.residual.shape[0], self.scratch.logits.shape[0])
         return [rows for rows in ROWS if rows <= most] or [1]
 
-    def _key(self) -> dict[str, Any]:
+    def _key(self, sizes: StepSizes) -> dict[str, Any]:
         """Everything that a measurement depends on. The folder of compiled kernels is named after their sources."""
         shape, layer = self.model.shape, self.model.layers[0]
         return {
@@ -165,31 +107,29 @@ class OpsChooser:
             "layers": len(self.model.layers),
             "dtype": str(self.model.head.dtype),
             "rows": self._rows(),
+            "requests": [requests_of(rows, sizes) for rows in self._rows()],
             "overlap": self.device.overlaps,
             "layouts": {name: [str(form) for form in forms_of(name, *getattr(layer, name).shape)] for name in PRODUCTS},
             "sources": kernel_cache_dir().name,
         }
 
-    def _measure(self, fused: FusedOps, library: PlainOps) -> Measured:
+    def _measure(self, fused: FusedOps, library: PlainOps, sizes: StepSizes) -> Measured:
         heads = {"fused_head": replace(fused, stripes=None), "library_head": replace(fused, stripes=library.stripes)}
         found: dict[str, list[float]] = {name: [] for name in ("fused_layers", "library_layers", *heads)}
-        layouts: list[dict[str, int]] = []
+        layouts: list[Places] = []
         algorithms: list[dict[str, str]] = []
         stream = self.device.stream("choose_ops")
         borrowed: list[Any] = []
-        rows = self._rows()
+        rows, few = self._rows(), self._first_layers(_BYTES)
         for count in rows:
-            run = self._pass(stream, count, borrowed)
+            run = measured_pass(self.device, stream, self.model, self.scratch, sizes, count, borrowed)
             algorithms.append(measured_algorithms(self.device, run))
             use_algorithms(run, algorithms[-1])
-            places = dict.fromkeys(PRODUCTS, 0)
-            for name in (*PRODUCTS, *PRODUCTS):  # once more between neighbours that have been chosen
-                places[name] = self._fastest_form(run, fused, name, places)
-            layouts.append(places)
-            own = laid_out(fused, self.model.layers[0], places)
+            layouts.append(self._fastest_forms(run, fused))
+            own = laid_out(fused, self.model.layers[0], layouts[-1])
             records: dict[str, Callable[[], None]] = {
-                "fused_layers": lambda run=run, own=own: self._layers(run, own),  # type: ignore[misc]
-                "library_layers": lambda run=run: self._layers(run, library),  # type: ignore[misc]
+                "fused_layers": lambda run=run, own=own: _record_layers(run, own, few),  # type: ignore[misc]
+                "library_layers": lambda run=run: _record_layers(run, library, few),  # type: ignore[misc]
             }
             for name, ops in heads.items():
                 records[name] = lambda run=run, ops=ops, count=count: ops.logits(run, count)  # type: ignore[misc]
@@ -200,85 +140,42 @@ class OpsChooser:
             self.device.free(array)
         return Measured(rows, **found, layouts=layouts, algorithms=algorithms)
 
-    def _use_algorithms(self, measured: Measured) -> None:
+    def _use_algorithms(self, measured: Measured, sizes: StepSizes) -> None:
         stream = self.device.stream("choose_ops")
         borrowed: list[Any] = []
         for rows, chosen in zip(measured.rows, measured.algorithms, strict=True):
-            use_algorithms(self._pass(stream, rows, borrowed), chosen)
+            use_algorithms(measured_pass(self.device, stream, self.model, self.scratch, sizes, rows, borrowed), chosen)
         for array in borrowed:
             self.device.free(array)
 
-    def _pass(self, stream: Any, rows: int, borrowed: list[Any]) -> ForwardPass:
-        """A step of one request with so many rows, all of them live, at the beginning of its sequence."""
-
-        def integers(name: str, values: Any) -> Any:
-            array = self.device.array(f"choose_ops.{name}.{rows}", np.shape(values), np.int32)
-            self.device.upload(array, np.asarray(values, np.int32))
-            borrowed.append(array)
-            return array
-
-        blocks, block_size = self.model.layers[0].k_cache.shape[:2]
-        entries = np.arange(rows) % (blocks * block_size)
-        live, indices = integers("live", [rows, 1, rows]), integers("indices", np.arange(rows))
-        requests, starts = integers("requests", [0]), integers("starts", [0, rows])
-        inputs = StepInputs(live, requests, starts, starts, requests, requests, query_len=rows)
-        known = {"inputs": inputs, "slot_mapping": integers("slot_mapping", entries)}
-        step = StepArrays(**(dict.fromkeys(StepArrays.__dataclass_fields__, indices) | known))
-        tables = integers("block_tables", np.arange(-(-rows // block_size))[None] % blocks)
-        state = SlotState(**(dict.fromkeys(SlotState.__dataclass_fields__, indices) | {"block_tables": tables}))
-        return ForwardPass(stream, self.model, self.scratch, state, step, rows)
-
-    def _measured_layers(self) -> Sequence[LayerArrays]:
-        """As many layers as outgrow L2, and more than a graph's own launch shows in."""
+    def _first_layers(self, nbytes: int) -> Sequence[LayerArrays]:
+        """As many layers as have so many bytes of weights, and no fewer than a graph's own launch shows in."""
         layers = self.model.layers
         layer_bytes = sum(getattr(layers[0], name).nbytes for name in PRODUCTS)
-        return layers[: max(_FEWEST_LAYERS, -(-_BYTES // layer_bytes))]
+        return layers[: max(_FEWEST_LAYERS, -(-nbytes // layer_bytes))]
 
-    def _fastest_form(self, run: ForwardPass, fused: FusedOps, name: str, places: dict[str, int]) -> int:
-        """Place of the fastest among the forms of a product, between the others in the forms of `places`; the usual one where no
-        other gains what counts."""
-        records: dict[str, Callable[[], None]] = {}
-        for place, form in enumerate(forms_of(name, *getattr(self.model.layers[0], name).shape)):
-            if isinstance(form, FlowLayout) and run.num_tokens > TILE_TOKENS:
-                continue  # it would read the weights once more for every eight rows
-            if isinstance(form, WideLayout) and run.num_tokens <= TILE_TOKENS:
-                continue  # for more rows than the others read the weights once for
-            ops = laid_out(fused, self.model.layers[0], places | {name: place})
-            records[f"{name} {place}"] = lambda ops=ops: self._layers(run, ops)  # type: ignore[misc]
-        times = measure_in_turn(self.device, run.launch, records)
-        best = min(times, key=times.__getitem__)
-        return int(best.split()[1]) if times[best] < _MUST_GAIN * times[f"{name} 0"] else 0
+    def _fastest_forms(self, run: ForwardPass, fused: FusedOps) -> Places:
+        """Between the others' usual forms at first; between the library's where our tiles would read the weights more than once."""
+        few_rows, layer = run.num_tokens <= TILE_TOKENS, self.model.layers[0]
+        known = {name: forms_of(name, *getattr(layer, name).shape) for name in PRODUCTS}
+        # The others would read the weights once for every eight rows, or are for more rows than that.
+        unfit = WideLayout if few_rows else FlowLayout
+        tried = {name: [i for i, form in enumerate(forms) if not isinstance(form, unfit)] for name, forms in known.items()}
 
-    def _layers(self, run: ForwardPass, ops: Ops) -> None:
-        for layer in self._measured_layers():
-            ops.attention_inputs(run, layer)
-            ops.attention(run, layer)
-            ops.attention_output(run, layer, layer.post_norm)
-            ops.feed_forward(run, layer, layer.input_norm)
+        def measure(sets: Sequence[Places], *, whole: bool) -> list[list[float]]:
+            layers = self._first_layers(_WHOLE_BYTES if whole else _BYTES)
+            records: dict[str, Callable[[], None]] = {
+                f"{number} {places}": lambda places=places: _record_layers(run, laid_out(fused, layer, places), layers)  # type: ignore[misc]
+                for number, places in enumerate(sets)
+            }
+            return list(times_in_turn(self.device, run.launch, records, turns=_WHOLE_TURNS if whole else TURNS).values())
+
+        return fastest_places(tried, {name: places[0 if few_rows else -1] for name, places in tried.items()}, measure)
 
 
-def read_measured(path: Path, key: dict[str, Any]) -> Measured | None:
-    """What was remembered under this key; None, with a log line, where the file is not what `write_measured` wrote."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        logger.warning("choice of operations %s cannot be read (%s): measured anew", path, error)
-        return None
-    measured = Measured.of(content.get("measured")) if isinstance(content, dict) and content.get("key") == key else None
-    if measured is None or measured.rows != key["rows"]:
-        logger.warning("choice of operations %s is not of this model, device and version: measured anew", path)
-        return None
-    return measured
-
-
-def write_measured(path: Path, key: dict[str, Any], measured: Measured) -> None:
-    """Remember, whole or not at all; a folder that cannot be written costs the next start the measurement."""
-    own = path.with_suffix(f".{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        own.write_text(json.dumps({"key": key, "measured": asdict(measured)}, indent=1), encoding="utf-8")
-        own.replace(path)
-    except OSError as error:
-        logger.warning("choice of operations %s cannot be kept (%s): the next start measures again", path, error)
+def _record_layers(run: ForwardPass, ops: Ops, layers: Sequence[LayerArrays]) -> None:
+    for layer in layers:
+        ops.attention_inputs(run, layer)
+        ops.attention(run, layer)
+        ops.attention_output(run, layer, layer.post_norm)
+        ops.feed_forward(run, layer, layer.input_norm)

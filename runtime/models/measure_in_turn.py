@@ -9,10 +9,10 @@ from typing import Any
 TURNS = 5
 
 
-def measure_in_turn(
+def times_in_turn(
     device: Any, stream: Any, records: dict[str, Callable[[], None]], *, turns: int = TURNS, replays: int = 1
-) -> dict[str, float]:
-    """Median microseconds of the graph of each, replayed in turn, `replays` times in a row."""
+) -> dict[str, list[float]]:
+    """Microseconds of the graph of each, by turn: replayed in turn, `replays` times in a row, once more before it counts."""
     graphs = {}
     for name, record in records.items():
         record()  # compiles, outside the capture
@@ -30,4 +30,12 @@ def measure_in_turn(
             end.synchronize()
             if turn > 0:
                 times[name].append(end.milliseconds_since(begin) * 1e3 / replays)
+    return times
+
+
+def measure_in_turn(
+    device: Any, stream: Any, records: dict[str, Callable[[], None]], *, turns: int = TURNS, replays: int = 1
+) -> dict[str, float]:
+    """The medians of `times_in_turn`."""
+    times = times_in_turn(device, stream, records, turns=turns, replays=replays)
     return {name: statistics.median(values) for name, values in times.items()}

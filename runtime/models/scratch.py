@@ -35,8 +35,8 @@ MOST_FUSED_ROWS = 64
 AUTO_FUSED_ROWS = 8
 """Rows up to which `graphs.ops: auto` takes the fused set where nothing was measured: those that read the weights once."""
 
-Chooser: TypeAlias = Callable[[FusedOps, PlainOps], tuple[OpTable, str]]
-"""From the fused set and the library's to the sets by rows, and a line that says which."""
+Chooser: TypeAlias = Callable[[FusedOps, PlainOps, StepSizes], tuple[OpTable, str]]
+"""From the fused set, the library's, and the sizes of a step to the sets by rows, and a line that says which."""
 
 
 def allocate_scratch(device: Any, spec: ModelSpec, sizes: StepSizes, dtype: WeightDtype) -> Scratch:
@@ -98,7 +98,7 @@ def build_ops(
         return OpTable(fused), "fused for every step: batch_invariant"
     if choice == "auto" and chooser is not None:
         flowing = flow_layouts_of("head", spec.vocab_size, spec.hidden_size)
-        return chooser(replace(fused, layouts={"head": flowing[0]}) if flowing else fused, library)
+        return chooser(replace(fused, layouts={"head": flowing[0]}) if flowing else fused, library, sizes)
     rows = MOST_FUSED_ROWS if choice == "fused" else AUTO_FUSED_ROWS
     return OpTable(library, ((rows, fused),)), f"fused up to {rows} token rows, library products above"
 

@@ -289,4 +289,13 @@ MUTATIONS = (
         test="tests/test_records.py::test_a_record_is_stale_once_a_source_changes_appears_or_goes",
         text=_TEXT,
     ),
+    mutation(
+        "form-of-a-product-chosen-by-luck",
+        "9e-58",
+        "runtime/models/choose_forms.py",
+        "if ratio * (1.0 - floor) <= min(medians))",
+        "if ratio <= min(medians))",
+        test="tests/test_choose_forms.py::test_the_floor_is_what_equal_sets_differ_by",
+        text="the same text, and two starts that differ in speed",
+    ),
 )
