@@ -25,16 +25,15 @@ from runtime.cuda_heap import CudaHeap
 from runtime.cuda_memory import CudaAllocation, CudaArray, CudaHostArray, CudaMappedArray, CudaPinnedArray
 from runtime.cuda_probe import gpu_facts
 from runtime.cuda_stream import CudaEvent, CudaStream
-from runtime.device_counters import DeviceCounters
+from runtime.device_state import DeviceState
 from runtime.errors import DeviceError
 from runtime.race_detector import UseAfterFree
 from runtime.virtual_memory import Kind, as_storable
-from runtime.virtual_work import CopyKind
 
 _CUDA_PACKAGES = frozenset({"cupy", "cupy_backends", "cuda", "numba", "nvmath"})
 
 
-class CudaDevice:
+class CudaDevice(DeviceState[CudaCapture]):
     """Opened once, closed once; usable as a context.
 
     Args:
@@ -45,15 +44,14 @@ class CudaDevice:
         name: of the GPU. facts: what else is known of it.
         integrated: host and device share their memory. can_map: kernels can see page-locked memory. has_clock: events can be timed.
         overlaps: the GPU can, and may.
-        counters: what was asked of the device.
         algorithms: of the library's products, where another than its first was measured faster.
         frees: arrays freed so far. closers: called at close.
-        restricted: a capture is running, or the device is closed: whoever wants something asks refuse_in_capture.
 
     Open it with runtime.device.open_device, which first asks cuda_unavailable(). Raises DeviceError when CUDA cannot start.
     """
 
     def __init__(self, *, poison: bool = False, overlap: bool = True) -> None:
+        super().__init__()
         self.facts = gpu_facts()
         self.overlaps = overlap and self.facts.compute_capability >= HOPPER
         self.name = self.facts.name
@@ -61,15 +59,12 @@ class CudaDevice:
         self.can_map = bool(runtime.deviceGetAttribute(runtime.cudaDevAttrCanMapHostMemory, 0))
         self.has_clock = True
         self.poison = poison
-        self.counters = DeviceCounters()
         self.algorithms = ProductAlgorithms()
-        self.capturing: CudaCapture | None = None
         self.frees = 0
         self.closers: list[Callable[[], None]] = []
         self._heap = CudaHeap(self, self._check_host_access)
         self._compiler = CudaCompiler(self.name)
-        self._failed = self._closed = False
-        self.restricted = False
+        self._failed = False
         with self.reports("opening the GPU"):
             cupy.cuda.Device(0).use()
             runtime.free(0)  # creates the context
@@ -195,7 +190,7 @@ class CudaDevice:
             for close in self.closers:
                 close()
         self._heap.release_all()
-        self._closed = self.restricted = True
+        self._end()
 
     def __enter__(self) -> CudaDevice:
         return self
@@ -227,29 +222,6 @@ class CudaDevice:
             f"{what} failed on {self.name}: {error}; an error of a kernel shows at a later call: "
             "graphs.mode = eager and compute-sanitizer find the kernel"
         ) from error
-
-    def count_copy(self, kind: CopyKind, nbytes: int) -> None:
-        self.counters.copies += 1
-        self.counters.copied_bytes += nbytes
-        self.counters.copies_by_kind[kind] += 1
-
-    def begin_capture(self, capture: CudaCapture) -> None:
-        self._refuse_closed()
-        if self.capturing is not None:
-            self.refuse_in_capture(f"a second capture, of graph `{capture.name}`")
-        self.capturing, self.restricted = capture, True
-
-    def end_capture(self) -> None:
-        self.capturing, self.restricted = None, self._closed
-
-    def refuse_in_capture(self, what: str) -> None:
-        """DeviceError when a capture is running, which is spoiled by it, or when the device is closed."""
-        self._refuse_closed()
-        if self.capturing is not None:
-            self.capturing.spoil(what)
-            raise DeviceError(
-                f"capture of graph `{self.capturing.name}`: {what} is not allowed inside it: a replay would not repeat it"
-            )
 
     def _whole(self, array: CudaArray) -> tuple[npt.NDArray[np.uint8], npt.NDArray[Any]]:
         """A host copy of the whole allocation of `array`, and the view of it that `array` is."""
@@ -285,10 +257,6 @@ class CudaDevice:
         if not isinstance(array, CudaArray) or array.allocation.device is not self:
             raise DeviceError(f"{what}: {array!r} is no array of this device")
         return array
-
-    def _refuse_closed(self) -> None:
-        if self._closed:
-            raise DeviceError("the device is closed")
 
 
 class _Reports:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from runtime.captured_graph import dot, refuse_freed, refuse_other_device
 from runtime.cuda_work import CudaWork
-from runtime.errors import DeviceError
-from runtime.race_detector import UseAfterFree
 
 if TYPE_CHECKING:
     from runtime.cuda_device import CudaDevice
@@ -23,6 +22,15 @@ class CudaNode:
     stream: str
     dependencies: tuple[int, ...]
     early: bool
+
+    @property
+    def label(self) -> str:
+        return self.work.label
+
+    @property
+    def place(self) -> str:
+        """For messages."""
+        return f"{self.label} on stream `{self.stream}`"
 
 
 class CudaGraph:
@@ -63,30 +71,17 @@ class CudaGraph:
             UseAfterFree: an array of the graph was freed since the capture: the graph has its address, so it must be captured anew.
             DeviceError: inside a capture, or on a stream of another device.
         """
-        if stream.device is not self._device:
-            raise DeviceError(f"graph `{self.name}` was captured on another device than stream `{stream.name}`")
+        refuse_other_device(self.name, self._device, stream)
         self._device.refuse_in_capture(f"launch of graph `{self.name}`")
         if self._frees != self._device.frees:
-            self._refuse_freed()
+            # Looked at only when something was freed since the last look: a step has hundreds of arrays.
+            refuse_freed(self.name, self._allocations)
+            self._frees = self._device.frees
         stream.replay(self)
-
-    def _refuse_freed(self) -> None:
-        """Looked at only when something was freed since the last look: a step has hundreds of arrays."""
-        for allocation in self._allocations:
-            if allocation.freed:
-                raise UseAfterFree(
-                    f"graph `{self.name}` uses `{allocation.name}`, which was freed after the capture; capture the graph again, "
-                    "or keep the array for as long as the graph"
-                )
-        self._frees = self._device.frees
 
     def dot(self) -> str:
         """The graph in Graphviz's language."""
-        lines = [f'digraph "{self.name}" {{']
-        for node in self._nodes:
-            lines.append(f'  n{node.index} [label="{node.work.label}\\n{node.stream}"];')
-            lines.extend(f"  n{dependency} -> n{node.index};" for dependency in node.dependencies)
-        return "\n".join([*lines, "}"])
+        return dot(self.name, self._nodes)
 
     def __repr__(self) -> str:
         return f"CudaGraph({self.name}, {self.num_nodes} nodes)"

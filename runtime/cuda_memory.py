@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from graphs.capture import Rows
 from kernels.lang import cuda
+from runtime.device_view import DeviceView
 from runtime.errors import DeviceError
 from runtime.virtual_memory import Index, Kind, as_storable
 
@@ -43,7 +44,7 @@ class CudaAllocation:
         self.freed, self.owner, self.host = True, None, None
 
 
-class CudaArray:
+class CudaArray(DeviceView):
     """Device memory, or a view of it. The host cannot look inside: copy to page-locked memory and wait, or device.download().
 
     Attributes:
@@ -57,10 +58,6 @@ class CudaArray:
     ) -> None:
         self.allocation, self.offset, self.shape, self.strides, self.dtype = allocation, offset, shape, strides, dtype
         self._numba: Any = None
-
-    @property
-    def name(self) -> str:
-        return self.allocation.name
 
     @property
     def nbytes(self) -> int:
@@ -103,15 +100,11 @@ class CudaArray:
 
     def __getitem__(self: _A, index: slice | tuple[slice, ...]) -> _A:
         """A view. Slices only, with steps of 1; bounds beyond the shape are cut to it, as in NumPy."""
-        parts = index if isinstance(index, tuple) else (index,)
+        parts = self._slices(index)
         if len(parts) > len(self.shape):
             raise DeviceError(f"{self.name}[{index!r}]: {len(parts)} slices for an array of shape {self.shape}")
         shape, offset = list(self.shape), self.offset
         for axis, part in enumerate(parts):
-            if not isinstance(part, slice):
-                raise DeviceError(f"{self.name}[{index!r}]: views are cut by slices; an index would read the element on the host")
-            if part.step not in (None, 1):
-                raise DeviceError(f"{self.name}[{index!r}]: step = {part.step}, only steps of 1 make a view")
             start, stop, _ = part.indices(shape[axis])
             shape[axis] = max(stop - start, 0)
             offset += start * self.strides[axis]
@@ -127,15 +120,6 @@ class CudaArray:
 
     def _view(self: _A, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> _A:
         return type(self)(self.allocation, offset, shape, strides, self.dtype)
-
-    def __array__(self, *args: object, **kwargs: object) -> NoReturn:
-        raise TypeError(
-            f"the host reads {self.allocation.kind} memory `{self.name}` implicitly; copy it to page-locked memory and wait "
-            "for the event, or call device.download() in a test"
-        )
-
-    def __iter__(self) -> NoReturn:
-        raise TypeError(f"the host iterates over {self.allocation.kind} memory `{self.name}`")
 
     def __repr__(self) -> str:
         state = ", freed" if self.allocation.freed else ""

@@ -17,11 +17,19 @@ from graphs.launch import Array, Grid
 from kernels.lang import Kernel, float32, int32
 from kernels.lang_overlap import HOPPER
 from runtime.cuda_memory import CudaAllocation, CudaArray, CudaPinnedArray
+from runtime.device_counters import COPY_KINDS, CopyKind
 from runtime.early_start import may_start_early
 from runtime.errors import DeviceError
 from runtime.race_detector import UseAfterFree
-from runtime.virtual_work import CopyKind
-from runtime.work_checks import check_copy, check_fill, check_launch, check_product, refuse_stored_scalar, scalar_argument
+from runtime.work_checks import (
+    check_copy,
+    check_fill,
+    check_launch,
+    check_product,
+    check_usable,
+    refuse_stored_scalar,
+    scalar_argument,
+)
 
 if TYPE_CHECKING:
     from runtime.cuda_stream import CudaStream
@@ -166,7 +174,7 @@ def bind_copy(stream: CudaStream, dst: Array, src: Array) -> CudaWork:
     issue = copy_async(target, source, stream.pointer)
     if issue is None:
         raise DeviceError(f"{what}: rows of {source.width} and {target.width} bytes do not fit each other")
-    kind = _COPY_KINDS[isinstance(src, CudaPinnedArray), isinstance(dst, CudaPinnedArray)]
+    kind = COPY_KINDS[isinstance(src, CudaPinnedArray), isinstance(dst, CudaPinnedArray)]
     return CudaWork(what, issue, (src.allocation,), (dst.allocation,), (kind, dst.nbytes))
 
 
@@ -182,14 +190,6 @@ def bind_fill(stream: CudaStream, dst: Array, value: int | float) -> CudaWork:
         fill_async(target, value, dtype, pointer)
 
     return CudaWork(f"fill {dst.name}", issue, (), (dst.allocation,))
-
-
-_COPY_KINDS: dict[tuple[bool, bool], CopyKind] = {
-    (True, False): "h2d",
-    (False, True): "d2h",
-    (False, False): "d2d",
-    (True, True): "h2h",
-}
 
 
 def _axes(grid: Grid) -> tuple[int, ...]:
@@ -208,13 +208,4 @@ def _matrix(role: str, array: CudaArray) -> cublas.Matrix:
 
 
 def _usable(stream: CudaStream, what: str, array: object, *, writes: bool = False) -> CudaArray:
-    if not isinstance(array, CudaArray):
-        raise DeviceError(f"{what}: {type(array).__name__} is no array of this device; host memory must come from device.pinned()")
-    allocation = array.allocation
-    if allocation.device is not stream.device:
-        raise DeviceError(f"{what}: `{array.name}` belongs to another device")
-    if allocation.freed:
-        raise UseAfterFree(f"{what}: `{array.name}` was freed")
-    if writes and allocation.kind == "constant":
-        raise DeviceError(f"{what}: `{array.name}` is a constant and cannot be written")
-    return array
+    return check_usable(CudaArray, stream.device, what, array, writes=writes)

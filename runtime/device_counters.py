@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+CopyKind: TypeAlias = Literal["h2d", "d2h", "d2d", "h2h"]
+
+COPY_KINDS: dict[tuple[bool, bool], CopyKind] = {
+    (True, False): "h2d",
+    (False, True): "d2h",
+    (False, False): "d2d",
+    (True, True): "h2h",
+}
+"""By where a copy comes from and where it goes: is it page-locked host memory?"""
 
 
 @dataclass

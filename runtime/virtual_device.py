@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from graphs.executor import Executor
 from graphs.launch import Array
-from runtime.device_counters import DeviceCounters
+from runtime.device_state import DeviceState
 from runtime.errors import DeviceError
 from runtime.race_detector import Access, Clock, Hazard, RaceDetector, UseAfterFree, join
 from runtime.virtual_capture import VirtualCapture
@@ -23,10 +23,9 @@ from runtime.virtual_memory import Allocation, Kind, MappedArray, PinnedArray, V
 from runtime.virtual_queue import OperationQueue, Schedule
 from runtime.virtual_site import Origin, call_site
 from runtime.virtual_stream import VirtualEvent, VirtualStream
-from runtime.virtual_work import CopyKind
 
 
-class VirtualDevice:
+class VirtualDevice(DeviceState[VirtualCapture]):
     """Opened once, closed once; usable as a context.
 
     Args:
@@ -43,7 +42,6 @@ class VirtualDevice:
     Attributes:
         overlaps: False: one piece of work ends before the next begins.
         has_clock: False: time on a modelled device would mean nothing.
-        counters: what was asked of the device.
         races: every hazard found so far.
     """
 
@@ -61,21 +59,19 @@ class VirtualDevice:
     ) -> None:
         if on_race not in ("raise", "record"):
             raise DeviceError(f"on_race = {on_race!r}; use raise or record")
+        super().__init__()
         self.executor = executor
         self.name = executor.name
         self.integrated, self.can_map, self.has_clock = integrated, can_map, False
         self.overlaps = False
         self.poison = poison
-        self.counters = DeviceCounters()
         self.races: list[Hazard] = []
         self.queue = OperationQueue(schedule, seed)
         self.host_clock: Clock = {}
         self.detector = RaceDetector(self.report, self.host_clock) if detect else None
-        self.capturing: VirtualCapture | None = None
         self._on_race = on_race
         self._allocations: dict[str, Allocation] = {}
         self._streams: list[VirtualStream] = []
-        self._closed = False
 
     @property
     def description(self) -> str:
@@ -188,7 +184,7 @@ class VirtualDevice:
         for allocation in self._allocations.values():
             allocation.freed = True
         self._allocations.clear()
-        self._closed = True
+        self._end()
 
     def __enter__(self) -> VirtualDevice:
         return self
@@ -211,34 +207,11 @@ class VirtualDevice:
         if self._on_race == "raise":
             raise hazard
 
-    def count_copy(self, kind: CopyKind, nbytes: int) -> None:
-        self.counters.copies += 1
-        self.counters.copied_bytes += nbytes
-        self.counters.copies_by_kind[kind] += 1
-
     def poison_landings(self, landings: Iterable[VirtualArray]) -> None:
         """Fill destinations of copies to the host before the copies run, unless queued work still needs what is there."""
         for landing in landings:
             if not self.queue.touches(landing.allocation, landing.start, landing.stop):
                 poison(landing.values)
-
-    def begin_capture(self, capture: VirtualCapture) -> None:
-        self._refuse_closed()
-        if self.capturing is not None:
-            self.refuse_in_capture(f"a second capture, of graph `{capture.name}`")
-        self.capturing = capture
-
-    def end_capture(self) -> None:
-        self.capturing = None
-
-    def refuse_in_capture(self, what: str) -> None:
-        """DeviceError when a capture is running, which is spoiled by it, or when the device is closed."""
-        self._refuse_closed()
-        if self.capturing is not None:
-            self.capturing.spoil(what)
-            raise DeviceError(
-                f"capture of graph `{self.capturing.name}`: {what} is not allowed inside it: a replay would not repeat it"
-            )
 
     def _allocate(
         self, name: str, kind: Kind, shape: tuple[int, ...], dtype: npt.DTypeLike
@@ -292,7 +265,3 @@ class VirtualDevice:
         self.queue.run_all()
         for stream in self._streams:
             join(self.host_clock, stream.clock)
-
-    def _refuse_closed(self) -> None:
-        if self._closed:
-            raise DeviceError("the device is closed")

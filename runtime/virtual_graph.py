@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from runtime.captured_graph import dot, refuse_freed, refuse_other_device
 from runtime.errors import DeviceError
-from runtime.race_detector import Access, UseAfterFree
+from runtime.race_detector import Access
 from runtime.virtual_memory import Allocation
 from runtime.virtual_queue import Operation, OperationQueue
 from runtime.virtual_site import Origin
@@ -31,6 +32,19 @@ class GraphNode:
     origin: Origin
     work: Work
     dependencies: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        return self.origin.label
+
+    @property
+    def stream(self) -> str | None:
+        return self.origin.stream
+
+    @property
+    def place(self) -> str:
+        """For messages."""
+        return str(self.origin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +100,9 @@ class VirtualGraph:
             Race: the replay is not ordered after something that touches the same bytes.
             DeviceError: inside a capture, or on a stream of another device.
         """
-        if stream.device is not self._device:
-            raise DeviceError(f"graph `{self.name}` was captured on another device than stream `{stream.name}`")
+        refuse_other_device(self.name, self._device, stream)
         self._device.refuse_in_capture(f"launch of graph `{self.name}`")
-        for allocation in self._allocations:
-            if allocation.freed:
-                raise UseAfterFree(
-                    f"graph `{self.name}` uses `{allocation.name}`, which was freed after the capture; capture the graph again, "
-                    "or keep the array for as long as the graph"
-                )
+        refuse_freed(self.name, self._allocations)
         stream.replay(self)
 
     def enqueue(self, queue: OperationQueue, origin: Origin, frontier: Iterable[Operation]) -> tuple[Operation, ...]:
@@ -109,11 +117,7 @@ class VirtualGraph:
 
     def dot(self) -> str:
         """The graph in Graphviz's language."""
-        lines = [f'digraph "{self.name}" {{']
-        for node in self._nodes:
-            lines.append(f'  n{node.index} [label="{node.origin.label}\\n{node.origin.stream}"];')
-            lines.extend(f"  n{dependency} -> n{node.index};" for dependency in node.dependencies)
-        return "\n".join([*lines, "}"])
+        return dot(self.name, self._nodes)
 
     def __repr__(self) -> str:
         return f"VirtualGraph({self.name}, {self.num_nodes} nodes in {len(self._segments)} segments)"

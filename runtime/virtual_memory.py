@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import EllipsisType
-from typing import Any, Literal, NoReturn, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from graphs.launch import Array
+from runtime.device_view import DeviceView
 from runtime.errors import DeviceError
 
 Kind: TypeAlias = Literal["device", "constant", "pinned", "mapped"]
@@ -40,7 +41,7 @@ class Allocation:
         poison(self.values)
 
 
-class VirtualArray:
+class VirtualArray(DeviceView):
     """Device memory, or a view of it. The host cannot look inside: copy to page-locked memory and wait, or device.download().
 
     Attributes:
@@ -61,10 +62,6 @@ class VirtualArray:
             self.start = self.stop = 0
 
     @property
-    def name(self) -> str:
-        return self.allocation.name
-
-    @property
     def shape(self) -> tuple[int, ...]:
         return self.values.shape
 
@@ -78,12 +75,7 @@ class VirtualArray:
 
     def __getitem__(self: _A, index: slice | tuple[slice, ...]) -> _A:
         """A view. Slices only, with steps of 1; bounds beyond the shape are cut to it, as in NumPy."""
-        for part in index if isinstance(index, tuple) else (index,):
-            if not isinstance(part, slice):
-                raise DeviceError(f"{self.name}[{index!r}]: views are cut by slices; an index would read the element on the host")
-            if part.step not in (None, 1):
-                raise DeviceError(f"{self.name}[{index!r}]: step = {part.step}, only steps of 1 make a view")
-        return type(self)(self.allocation, self.values[index])
+        return type(self)(self.allocation, self.values[self._slices(index)])
 
     def reshape(self: _A, shape: tuple[int, ...]) -> _A:
         """The same memory under another shape. DeviceError when the view is not contiguous or sizes differ."""
@@ -94,15 +86,6 @@ class VirtualArray:
         except ValueError as error:
             raise DeviceError(f"{self.name}: shape {self.shape} cannot become {shape}") from error
         return type(self)(self.allocation, values)
-
-    def __array__(self, *args: object, **kwargs: object) -> NoReturn:
-        raise TypeError(
-            f"the host reads {self.allocation.kind} memory `{self.name}` implicitly; copy it to page-locked memory and wait "
-            "for the event, or call device.download() in a test"
-        )
-
-    def __iter__(self) -> NoReturn:
-        raise TypeError(f"the host iterates over {self.allocation.kind} memory `{self.name}`")
 
     def __repr__(self) -> str:
         state = ", freed" if self.allocation.freed else ""

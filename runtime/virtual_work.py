@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 from graphs.executor import Executor, KernelArgument, bind_matmul
 from graphs.launch import Array, Grid
 from kernels.lang import Kernel
+from runtime.device_counters import COPY_KINDS, CopyKind
 from runtime.errors import DeviceError
-from runtime.race_detector import Access, UseAfterFree
+from runtime.race_detector import Access
 from runtime.virtual_memory import Allocation, PinnedArray, VirtualArray
-from runtime.work_checks import check_copy, check_fill, check_launch, check_product, refuse_stored_scalar, scalar_argument
-
-CopyKind: TypeAlias = Literal["h2d", "d2h", "d2d", "h2h"]
+from runtime.work_checks import (
+    check_copy,
+    check_fill,
+    check_launch,
+    check_product,
+    check_usable,
+    refuse_stored_scalar,
+    scalar_argument,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +88,7 @@ def bind_copy(device: object, dst: Array, src: Array) -> Work:
     dst, src = _usable(device, "copy(dst)", dst, writes=True), _usable(device, "copy(src)", src)
     what = f"copy {src.name} -> {dst.name}"
     check_copy(dst, src)
-    kind = _COPY_KINDS[isinstance(src, PinnedArray), isinstance(dst, PinnedArray)]
+    kind = COPY_KINDS[isinstance(src, PinnedArray), isinstance(dst, PinnedArray)]
     target, source = dst.values, src.values
 
     def call() -> None:
@@ -105,25 +111,8 @@ def bind_fill(device: object, dst: Array, value: int | float) -> Work:
     return Work(f"fill {dst.name}", call, accesses, allocations)
 
 
-_COPY_KINDS: dict[tuple[bool, bool], CopyKind] = {
-    (True, False): "h2d",
-    (False, True): "d2h",
-    (False, False): "d2d",
-    (True, True): "h2h",
-}
-
-
 def _usable(device: object, what: str, array: object, *, writes: bool = False) -> VirtualArray:
-    if not isinstance(array, VirtualArray):
-        raise DeviceError(f"{what}: {type(array).__name__} is no array of this device; host memory must come from device.pinned()")
-    allocation = array.allocation
-    if allocation.device is not device:
-        raise DeviceError(f"{what}: `{array.name}` belongs to another device")
-    if allocation.freed:
-        raise UseAfterFree(f"{what}: `{array.name}` was freed")
-    if writes and allocation.kind == "constant":
-        raise DeviceError(f"{what}: `{array.name}` is a constant and cannot be written")
-    return array
+    return check_usable(VirtualArray, device, what, array, writes=writes)
 
 
 def _footprint(

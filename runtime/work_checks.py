@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
 from graphs.launch import Array, Grid
 from kernels.lang import MAX_THREADS, Kernel
 from runtime.errors import DeviceError
+from runtime.race_detector import UseAfterFree
 
+
+class _Allocated(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def allocation(self) -> Any: ...
+
+
+A = TypeVar("A", bound=_Allocated)
 _INT32 = np.iinfo(np.int32)
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -64,6 +75,21 @@ def check_copy(dst: Array, src: Array) -> None:
     """DeviceError when shape or dtype differ."""
     if dst.shape != src.shape or dst.dtype != src.dtype:
         raise DeviceError(f"copy {src.name} -> {dst.name}: {src.dtype} {src.shape} does not fit {dst.dtype} {dst.shape}")
+
+
+def check_usable(kind: type[A], device: object, what: str, array: object, *, writes: bool) -> A:
+    """An array that work on `device` may touch. DeviceError: it is none, another device's, or a constant that the work writes;
+    UseAfterFree."""
+    if not isinstance(array, kind):
+        raise DeviceError(f"{what}: {type(array).__name__} is no array of this device; host memory must come from device.pinned()")
+    allocation = array.allocation
+    if allocation.device is not device:
+        raise DeviceError(f"{what}: `{array.name}` belongs to another device")
+    if allocation.freed:
+        raise UseAfterFree(f"{what}: `{array.name}` was freed")
+    if writes and allocation.kind == "constant":
+        raise DeviceError(f"{what}: `{array.name}` is a constant and cannot be written")
+    return array
 
 
 def check_fill(dst: Array, value: int | float) -> None:

@@ -34,16 +34,20 @@ SHAPES = {
 }
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+def target_of_all(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """For a fixture: the target of every drafter of SHAPES."""
     return tiny_reference(tmp_path_factory.mktemp("target"), TARGET)
 
 
-@pytest.fixture(scope="module")
-def drafters(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[TinyDrafter, DraftOracle]]:
+def drafters_of_all(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[TinyDrafter, DraftOracle]]:
+    """For a fixture: a drafter of each of SHAPES, and what says what it must draft."""
     folder: Path = tmp_path_factory.mktemp("drafters")
     written = {name: write_tiny_drafter(folder / name, TARGET, shape) for name, shape in SHAPES.items()}
     return {name: (drafter, DraftOracle(reference.model, drafter)) for name, drafter in written.items()}
+
+
+reference = pytest.fixture(target_of_all, scope="module")
+drafters = pytest.fixture(drafters_of_all, scope="module")
 
 
 @pytest.fixture

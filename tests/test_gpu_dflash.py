@@ -11,26 +11,18 @@ import pytest
 from runtime.device import open_device
 from runtime.engine import Engine
 from tests.dflash_tapes import DraftOracle, check_drafts, taped_engine, texts_of
-from tests.test_dflash_engine import MAX_MODEL_LEN, SHAPES, TARGET, arrival
+from tests.test_dflash_engine import MAX_MODEL_LEN, SHAPES, TARGET, arrival, drafters_of_all, target_of_all
 from tests.test_smollm2_dflash import CASES, DRAFTERS, PARAMS, drafter_path, tokens_per_step
-from tests.tiny_drafter import TinyDrafter, write_tiny_drafter
-from tests.tiny_engine import Arrival, Reference, check_idle, check_outputs, drive, open_tiny, tiny_reference
+from tests.tiny_drafter import TinyDrafter
+from tests.tiny_engine import Arrival, Reference, check_idle, check_outputs, drive, open_tiny
 
 pytestmark = pytest.mark.gpu
 
 NAMES = [name for name in DRAFTERS if DRAFTERS[name] is not None]
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    return tiny_reference(tmp_path_factory.mktemp("target"), TARGET)
-
-
-@pytest.fixture(scope="module")
-def drafters(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[TinyDrafter, DraftOracle]]:
-    folder: Path = tmp_path_factory.mktemp("drafters")
-    written = {name: write_tiny_drafter(folder / name, TARGET, shape) for name, shape in SHAPES.items()}
-    return {name: (drafter, DraftOracle(reference.model, drafter)) for name, drafter in written.items()}
+reference = pytest.fixture(target_of_all, scope="module")
+drafters = pytest.fixture(drafters_of_all, scope="module")
 
 
 @pytest.mark.parametrize("settings", [{}, {"graphs__mode": "eager"}, {"mirror__policy": "integrated"}], ids=str)

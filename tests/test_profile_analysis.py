@@ -141,7 +141,7 @@ def test_gaps_inside_a_replay_begin_behind_the_node_that_ended_last() -> None:
 
 
 def test_gaps_inside_a_replay_are_asked_of_a_node_trace_alone() -> None:
-    with pytest.raises(TraceRefusedError, match="does not look there"):
+    with pytest.raises(TraceRefusedError, match="does not look inside"):
         inner_gaps(Analysis(graph_trace()), VERIFY, 80 * NS)
     with pytest.raises(TraceRefusedError, match="no replay of it"):
         inner_gaps(Analysis(node_trace()), "decode[R=1,T=1,q=1]", 80 * NS)

@@ -19,20 +19,23 @@ from runtime.checkpoint.storage import float32_to_bfloat16
 from runtime.checkpoint.weights import destinations
 from runtime.errors import CheckpointError
 from runtime.models.rope import rope_table
-from tests.tiny_checkpoint import CHAT_TEMPLATE, SPECIAL_TOKENS, TinyModel, TinyShape, tiny_tokenizer, write_tiny_checkpoint
+from tests.tiny_checkpoint import (
+    CHAT_TEMPLATE,
+    LINEAR,
+    LLAMA3,
+    SPECIAL_TOKENS,
+    YARN,
+    TinyModel,
+    TinyShape,
+    tiny_tokenizer,
+    write_tiny_checkpoint,
+)
 from tests.tiny_gguf import gguf_name, interleaved, write_tiny_gguf
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 SCALINGS: dict[str, dict[str, Any] | None] = {
     "none": None,
-    "linear": {"rope_type": "linear", "factor": 4.0},
-    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    "linear": LINEAR,
+    "yarn": YARN,
     "llama3": LLAMA3,
 }
 

@@ -11,15 +11,18 @@ import pytest
 from typer.testing import CliRunner
 
 from kernels.lang import SIMULATED
+from runtime import cli_gates
 from runtime.cli import app
+from runtime.errors import DeviceError
 from runtime.gates import g1, g2, gates
 from runtime.gates.case import Case
 from runtime.gates.emit_budget import emission_cases
 from runtime.gates.gates import run_gate
 from runtime.gates.matrix import covering
+from runtime.gates.measured import not_measured
 from runtime.gates.play import WORTH_A_PROCESS, default_workers
 from runtime.gates.table import render_reports
-from runtime.gates.verdict import Verdict
+from runtime.gates.verdict import GateReport, Verdict
 from tests.gate_reports import EXECUTOR, SPECULATIVE, report_of
 
 
@@ -53,6 +56,19 @@ def test_the_command_runs_a_gate_once_and_says_why_nothing_was_measured() -> Non
     assert result.stdout.count("NOT MEASURED") == 2  # the gate, and its one axis
     assert "no case has drafts (k = 0)" in result.stdout
     assert "None" not in result.output
+
+
+def test_what_a_gate_measured_outlives_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(name: str, *_: object) -> GateReport:
+        if name == "G4":
+            raise DeviceError("node pass: its process ended with code 9")
+        return not_measured(name, "measured before", ["an axis"], "took minutes")
+
+    monkeypatch.setattr(cli_gates, "_measure", measured)
+    result = CliRunner().invoke(app, ["gates", "G3", "G4", "-q"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "G3  measured before" in result.stderr
+    assert result.stderr.endswith("error: node pass: its process ended with code 9\n")
 
 
 def test_the_command_refuses_what_it_does_not_know() -> None:

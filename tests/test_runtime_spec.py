@@ -12,17 +12,7 @@ from runtime.errors import CheckpointError
 from runtime.models.rope import RopeSpec, rope_table, yarn_attention_factor
 from runtime.models.spec import ModelSpec, from_gguf, from_hf_config
 from tests.reference_forward import rotation
-from tests.tiny_checkpoint import TinyShape, tiny_config
-
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-LINEAR = {"rope_type": "linear", "factor": 4.0}
+from tests.tiny_checkpoint import LINEAR, LLAMA3, YARN, TinyShape, tiny_config
 
 SMOLLM2: dict[str, Any] = {
     "general.architecture": "llama",

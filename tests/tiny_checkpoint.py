@@ -27,6 +27,17 @@ _CORPUS = (
     "there is nothing to see in there; this thing and that thing are one and the same thing, said the man at the gate."
 )
 
+# Ways to stretch positions, for TinyShape.rope_scaling.
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
 
 @dataclass(frozen=True)
 class TinyShape:

@@ -84,6 +84,22 @@ class Analysis:
         first, last = trace.window
         self.window: Interval = (self.spans[first][0], self.spans[last][0])
 
+    def replays_inside(self, key: str, what: str) -> list[int]:
+        """Places of the replays of `key` in the window, for `what`, which looks at their nodes.
+
+        Raises:
+            TraceRefusedError: not a node trace, or no replay of `key` in its window.
+        """
+        if self.trace.mode is not Mode.NODE:
+            raise TraceRefusedError(
+                f"{what} of {key}: a {self.trace.mode.value} trace does not look inside a replay; use --trace node"
+            )
+        first, last = self.trace.window
+        chosen = [place for place in range(first, last) if self.trace.replays[place].key == key]
+        if not chosen:
+            raise TraceRefusedError(f"{what} of {key}: the window of the node trace has no replay of it; profile more steps")
+        return chosen
+
     def step_ns(self) -> float:
         """Time of a step: the window over its steps.
 

@@ -92,12 +92,7 @@ def shares(node: Analysis, key: str, span_ns: float) -> list[Share]:
     Raises:
         TraceRefusedError: not a node trace, or no replay of `key` in its window.
     """
-    if node.trace.mode is not Mode.NODE:
-        raise TraceRefusedError(f"shares of {key}: a {node.trace.mode.value} trace does not look inside a replay; use --trace node")
-    first, last = node.trace.window
-    chosen = [i for i in range(first, last) if node.trace.replays[i].key == key]
-    if not chosen:
-        raise TraceRefusedError(f"shares of {key}: the window of the node trace has no replay of it; profile more steps")
+    chosen = node.replays_inside(key, "shares")
     times: dict[str, int] = defaultdict(int)
     counts: dict[str, int] = defaultdict(int)
     whole = 0

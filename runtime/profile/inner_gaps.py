@@ -14,7 +14,7 @@ from statistics import median
 
 from runtime.profile.analysis import Analysis
 from runtime.profile.families import PRODUCTS, family_of, operation
-from runtime.profile.trace import Activity, Kind, Mode, TraceRefusedError
+from runtime.profile.trace import Activity, Kind
 
 LIBRARY = "library product"
 """What products of the device's library are called: their kernels have names of their own for each shape."""
@@ -48,12 +48,7 @@ def inner_gaps(node: Analysis, key: str, span_ns: float) -> list[InnerGap]:
     Raises:
         TraceRefusedError: not a node trace, or no replay of `key` in its window.
     """
-    if node.trace.mode is not Mode.NODE:
-        raise TraceRefusedError(f"gaps inside {key}: a {node.trace.mode.value} trace does not look there; use --trace node")
-    first, last = node.trace.window
-    chosen = [i for i in range(first, last) if node.trace.replays[i].key == key]
-    if not chosen:
-        raise TraceRefusedError(f"gaps inside {key}: the window of the node trace has no replay of it; profile more steps")
+    chosen = node.replays_inside(key, "gaps inside replays")
     lengths: dict[tuple[str, str], list[int]] = defaultdict(list)
     for i in chosen:
         for gap, before, after in _gaps_of(node.nodes[i]):

@@ -16,19 +16,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from runtime.checkpoint.checkpoint import open_checkpoint
 from runtime.models.rope import rope_table
 from tests.reference_forward import reference_logits
-from tests.tiny_checkpoint import TinyShape, write_tiny_checkpoint
+from tests.tiny_checkpoint import LINEAR, LLAMA3, YARN, TinyShape, write_tiny_checkpoint
 
 pytestmark = pytest.mark.parity
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-LINEAR = {"rope_type": "linear", "factor": 4.0}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 SHAPES = {
     "llama": TinyShape("llama"),
     "llama-tied-sharded": TinyShape("llama", tied=True, shards=3),
