@@ -29,6 +29,7 @@ STEP_SOURCES = (
     "graphs/*.py",
     "runtime/admissions.py",
     "runtime/batch.py",
+    "runtime/captured_graph.py",
     "runtime/cuda_*.py",
     "runtime/detokenizer.py",
     "runtime/draft_lengths.py",
