@@ -1,6 +1,7 @@
 """When folders of compiled kernels were last used, and the end of those that nobody has used for long.
 
-Each set of sources has a folder of its own (graphs/compile_cache.py), so that whoever changes kernels leaves old ones behind.
+Each set of sources has a folder of its own (graphs/compile_cache.py), so that whoever changes kernels leaves old ones behind. What
+was measured of the kernels on a GPU lies in it too (runtime/models/choose_ops.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`draftgraph cache`: compiled kernels on disk, by set of sources, and the end of those that nobody uses any more."""
+"""`draftgraph cache`: what is kept of kernels on disk, by set of sources, and the end of what nobody uses any more."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def cache(
 ) -> None:
     """Prints how much compiled kernels take on disk, and how much of it nobody has used for a month.
 
-    That is removed by the first process of new sources, or with --prune now; what is missing is compiled again.
+    That is removed by the first process of new sources, or with --prune now, with the choices that were measured of them; what is
+    missing is compiled and measured again.
     """
     with exits():
         from graphs import cache_age

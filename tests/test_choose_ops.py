@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from graphs.cache_age import DAY_SECONDS, mark_used, prune
+from graphs.compile_cache import kernel_cache_dir
 from graphs.cpu_executor import CpuExecutor
 from graphs.flow_ops import FlowLayout
 from graphs.fused_ops import FusedOps, forms_of, layouts_of
@@ -20,7 +23,7 @@ from graphs.plain_ops import PlainOps
 from runtime import forward_rig
 from runtime.models import choose_ops
 from runtime.models.choose_forms import Places
-from runtime.models.choose_ops import OpsChooser, table_of
+from runtime.models.choose_ops import OpsChooser, choice_file, table_of
 from runtime.models.choose_pass import measured_pass, requests_of
 from runtime.models.measured_ops import Measured, read_measured, write_measured
 from runtime.models.scratch import allocate_scratch, build_ops
@@ -53,6 +56,19 @@ def test_what_was_measured_is_read_back(tmp_path: Path) -> None:
     write_measured(path, KEY, MEASURED)
     assert read_measured(path, KEY) == MEASURED
     assert [file.name for file in path.parent.iterdir()] == ["a.json"]
+
+
+def test_a_choice_is_remembered_for_as_long_as_the_kernels_of_its_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTGRAPH_CACHE", str(tmp_path))
+    own, others = choice_file(KEY), tmp_path / "kernels" / ("0" * 16) / "choices" / choice_file(KEY).name
+    for path in (own, others):
+        write_measured(path, KEY, MEASURED)
+        mark_used(path.parent.parent)
+    assert prune(tmp_path / "kernels", kernel_cache_dir().name, 30) == []
+    later = time.time() + 31 * DAY_SECONDS
+    monkeypatch.setattr(time, "time", lambda: later)
+    assert prune(tmp_path / "kernels", kernel_cache_dir().name, 30) == [others.parent.parent]
+    assert read_measured(own, KEY) == MEASURED
 
 
 def damaged(change: Callable[[dict[str, Any]], None]) -> str:

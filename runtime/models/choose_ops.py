@@ -3,8 +3,8 @@ there, once, and remembered.
 
 The layers of the model itself are run, as many as outgrow L2, in graphs that take turns, over the rows and requests that a step of
 this engine has (runtime/models/choose_pass.py); runtime/models/choose_forms.py says which forms are tried together. What was
-measured is kept in the user's cache folder under GPU, driver, shape, type, step and sources: a second start with the same takes
-the same sets, and so do two processes that share the folder.
+measured is kept in the user's cache folder, beside the kernels of the same sources, under GPU, driver, shape, type and step: a
+second start with the same takes the same sets, and so do two processes that share the folder.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from graphs.arrays import LayerArrays, ModelArrays, Scratch
@@ -23,7 +24,6 @@ from graphs.ops import ForwardPass, HeadOps, Ops, OpTable
 from graphs.plain_ops import PlainOps
 from graphs.wide_ops import WideLayout
 from kernels.tile import TILE_TOKENS
-from runtime.checkpoint.cache import cache_folder
 from runtime.models.choose_algorithms import measured_algorithms, use_algorithms
 from runtime.models.choose_forms import Places, fastest_places
 from runtime.models.choose_pass import measured_pass, requests_of
@@ -71,6 +71,12 @@ def table_of(measured: Measured, fused: FusedOps, library: PlainOps, layer: Laye
     return OpTable(library, tuple(few)), f"measured, layers + head up to so many rows: {'; '.join(said)}; library above"
 
 
+def choice_file(key: dict[str, Any]) -> Path:
+    """Where the choice under `key` is remembered: with what was compiled of the same sources, and for as long
+    (graphs/cache_age.py)."""
+    return kernel_cache_dir() / "choices" / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]}.json"
+
+
 class OpsChooser:
     """Measures, or remembers. CUDA only.
 
@@ -85,7 +91,7 @@ class OpsChooser:
 
     def __call__(self, fused: FusedOps, library: PlainOps, sizes: StepSizes) -> tuple[OpTable, str]:
         key = self._key(sizes)
-        path = cache_folder() / "choices" / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]}.json"
+        path = choice_file(key)
         measured = read_measured(path, key)
         if measured is None:
             measured = self._measure(fused, library, sizes)
