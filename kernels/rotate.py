@@ -26,7 +26,7 @@ def rotate_head(qkv, table, row, start, position, i, half, scale, gain):
 def kept(key, value):
     """One dim of a key and of its value as a cache keeps them: where the value is not finite it is 0, and the key is NaN.
 
-    So whoever sees the key yields NaN, and nobody else: tensor cores multiply the values of keys that a row does not see by 0, which
+    So whoever sees the key yields NaN, and nobody else: tensor cores weigh the values of keys that a row does not see by 0, which
     NaN would outlive.
     """
     if abs(value) <= _LARGEST:
