@@ -98,9 +98,9 @@ class DraftScratch:
     """Activations of one proposal; their contents mean nothing between steps, `features` between target and proposal."""
 
     features: Array  # [T, F], written by the target's recorder
-    fused: Array  # [T, H]: what fc makes of the features
-    context: Array  # [T, H]: its norm
-    context_kv: Array  # [T, L * 2 * nkv * hd]
+    fused: Array  # [C, H]: what fc makes of the features; C: T, or as many rows as can wait where that is more
+    context: Array  # [C, H]: its norm
+    context_kv: Array  # [C, L * 2 * nkv * hd]
     block_ids: Array  # [N * Q]
     block_positions: Array  # [N * Q]
     pick_rows: Array  # [N * k]

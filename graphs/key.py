@@ -18,6 +18,7 @@ class Family(str, Enum):
     PROMPT_LOGPROBS = "prompt logprobs"  # and of tokens of the prompt that it prefilled
     PROPOSE = "propose"  # drafts for the next step, from device state alone
     CONTEXT = "context"  # in its place where the next step verifies none: a drafter's context moves on, its drafts are emptied
+    CATCH_UP = "catch up"  # a drafter's context is brought up to date with the decode steps that it was not told of at once
 
     __hash__ = str.__hash__  # Enum's own is a function in Python, and every look-up of a graph hashes its family
 
@@ -32,6 +33,7 @@ class GraphKey:
         query_len: tokens of each row (1 for decode, 1 + k for verify), 0 where rows differ (mixed) or have none (propose).
         num_tokens: token rows T it was captured for: R * query_len, or the token bucket of a mixed step. Of a propose graph: those
             of the step in front of it where the proposer reads them, else 0.
+        defers: a decode step behind which nothing is launched: what a drafter would read of it is kept (graphs/draft_backlog.py).
         sampled: a step whose tokens are drawn from processed logits, greedy rows among them. False: argmax of the raw logits, for
             steps in which nobody asks for more.
     """
@@ -41,6 +43,7 @@ class GraphKey:
     query_len: int
     num_tokens: int
     sampled: bool = False
+    defers: bool = False
 
     @property
     def on_demand(self) -> bool:
@@ -48,20 +51,21 @@ class GraphKey:
         return self.sampled or self.family in (Family.LOGPROBS, Family.PROMPT_LOGPROBS)
 
     def __str__(self) -> str:
-        if self.family in (Family.PROPOSE, Family.CONTEXT):
+        if self.family in (Family.PROPOSE, Family.CONTEXT, Family.CATCH_UP):
             tokens = f",T={self.num_tokens}" if self.num_tokens else ""
             return f"{self.family.value}[R={self.num_requests}{tokens}]"
         if self.family in (Family.LOGPROBS, Family.PROMPT_LOGPROBS):
             return f"{self.family.value}[R={self.num_requests}]"
         sizes = f"R={self.num_requests},T={self.num_tokens}"
         sizes += f",q={self.query_len}" if self.query_len else ""
-        return f"{self.family.value}[{sizes}]" if not self.sampled else f"{self.family.value}[{sizes},sampled]"
+        sizes += ",deferred" * self.defers + ",sampled" * self.sampled
+        return f"{self.family.value}[{sizes}]"
 
     @classmethod
-    def uniform(cls, num_requests: int, query_len: int) -> GraphKey:
+    def uniform(cls, num_requests: int, query_len: int, *, defers: bool = False) -> GraphKey:
         """Decode (query_len 1) or verify (1 + k) of `num_requests` rows: token count a multiple of 1 + k by construction."""
         family = Family.DECODE if query_len == 1 else Family.VERIFY
-        return cls(family, num_requests, query_len, num_requests * query_len)
+        return cls(family, num_requests, query_len, num_requests * query_len, defers=defers)
 
     @classmethod
     def mixed(cls, num_requests: int, num_tokens: int) -> GraphKey:
@@ -74,6 +78,11 @@ class GraphKey:
     @classmethod
     def context(cls, num_requests: int, num_tokens: int) -> GraphKey:
         return cls(Family.CONTEXT, num_requests, 0, num_tokens)
+
+    @classmethod
+    def catch_up(cls, num_slots: int, depth: int) -> GraphKey:
+        """Of the slots below `num_slots`, for each of which `depth` token rows may wait."""
+        return cls(Family.CATCH_UP, num_slots, 0, num_slots * depth)
 
     @classmethod
     def prompt_logprobs(cls, num_rows: int) -> GraphKey:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from graphs.arrays import SlotState, StepArrays
+from graphs.draft_backlog import DraftBacklog
 from graphs.key import GraphKey
 from graphs.launch import Launcher
 from kernels.ngram import ngram_propose
@@ -17,10 +18,14 @@ class Proposer(Protocol):
 
     Attributes:
         appends_context: whether it reads the token rows of the step in front of it: its graphs are then sized by them as well.
+        backlog: where such rows can wait while nothing is drafted; None: each step moves the context on.
     """
 
     @property
     def appends_context(self) -> bool: ...
+
+    @property
+    def backlog(self) -> DraftBacklog | None: ...
 
     def record(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:
         """Record draft_tokens and num_draft of the slots of key.num_requests rows that have just committed tokens."""
@@ -39,6 +44,7 @@ class NgramProposer:
     """
 
     appends_context = False
+    backlog = None
 
     def __init__(self, *, min_n: int, max_n: int) -> None:
         self.min_n = min_n

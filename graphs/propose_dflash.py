@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphs.arrays import SlotState, StepArrays
+from graphs.draft_backlog import BacklogArrays, ContextRows, DraftBacklog
 from graphs.draft_layers import LayersAsTarget
 from graphs.draft_pass import BlockAttention, DraftPass, Joins, PlainBlockAttention, PlainJoins, Products
 from graphs.draft_pick import record_pick
@@ -62,6 +63,7 @@ class DFlashProposer:
         num_speculative_tokens: k; a block is shorter than the one that was trained where k is.
         max_model_len: no draft stands at or behind it.
         ops: None: the plain form of everything.
+        backlog: where rows of decode steps wait while nothing is drafted; None: every step moves the context on.
 
     Raises ValueError for an arg max over a checkpoint that was trained to be walked by its selector.
     """
@@ -77,6 +79,7 @@ class DFlashProposer:
         num_speculative_tokens: int,
         max_model_len: int,
         ops: DraftOps | None = None,
+        backlog: BacklogArrays | None = None,
     ) -> None:
         if arrays.selector is None and any(layer.attention_conv is not None for layer in arrays.layers):
             raise ValueError("a DFlash2 checkpoint without its candidate selector: it was not trained for the arg max of DFlash")
@@ -84,6 +87,7 @@ class DFlashProposer:
         self.taps = TargetTaps(scratch.features, target_layer_ids)
         self.k, self.max_model_len = num_speculative_tokens, max_model_len
         self.ops = DraftOps.plain() if ops is None else ops
+        self.backlog = None if backlog is None else DraftBacklog(backlog, scratch.features, self._append)
 
     def record(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:
         self.record_context(launch, key, state, step)
@@ -92,11 +96,16 @@ class DFlashProposer:
 
     def record_context(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:
         """Taps of the step's rows -> keys and values of all layers -> the pages of the rows that were committed."""
+        tokens = key.num_tokens
+        places = step.positions[:tokens], step.token_slot[:tokens], step.slot_mapping[:tokens]
+        self._append(launch, key, state, step, ContextRows(self.scratch.features[:tokens], *places, step.inputs.num_tokens))
+
+    def _append(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays, rows: ContextRows) -> None:
         arrays, scratch, eps = self.arrays, self.scratch, self.arrays.shape.rms_norm_eps
-        tokens, live = key.num_tokens, step.inputs.num_tokens
+        tokens, live = rows.features.shape[0], rows.live
         fused, context, context_kv = scratch.fused[:tokens], scratch.context[:tokens], scratch.context_kv[:tokens]
         run = self._run(launch, key, state, step)
-        run.product(fused, scratch.features[:tokens], arrays.fc, live)
+        run.product(fused, rows.features, arrays.fc, live)
         launch.launch(rms_norm, tokens, norm_threads(fused.shape[1]), context, fused, arrays.hidden_norm, eps, live)
         run.product(context_kv, context, arrays.context_kv, live)
         if arrays.context_bias is not None:
@@ -109,9 +118,9 @@ class DFlashProposer:
             context_kv,
             arrays.context_k_norms,
             arrays.rope_table,
-            step.positions[:tokens],
-            step.token_slot[:tokens],
-            step.slot_mapping[:tokens],
+            rows.positions,
+            rows.token_slot,
+            rows.slot_mapping,
             state.num_computed,
             state.finished,
             eps,

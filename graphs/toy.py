@@ -86,6 +86,7 @@ class ScriptedProposer:
     """
 
     appends_context = False
+    backlog = None
 
     def __init__(self, script: Array, *, memory: bool) -> None:
         self._script, self._memory = script, int(memory)
@@ -124,6 +125,7 @@ class OverruledProposer:
 
     def __init__(self, drafter: Proposer, script: Array, *, memory: bool) -> None:
         self._drafter, self._script, self._memory = drafter, script, int(memory)
+        self.backlog = drafter.backlog
 
     def record_context(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:
         self._drafter.record_context(launch, key, state, step)

@@ -23,6 +23,31 @@ def tap(features: Floats, residual: Floats, column: int, num_tokens: Integers) -
     return result
 
 
+def keep_taps(
+    kept: Floats,
+    kept_positions: Integers,
+    kept_cells: Integers,
+    draft_tokens: Integers,
+    num_draft: Integers,
+    features: Floats,
+    positions: Integers,
+    token_slot: Integers,
+    slot_mapping: Integers,
+    depth: int,
+    num_tokens: Integers,
+) -> dict[str, Floats | Integers]:
+    """What the kernel writes, by name."""
+    outputs = {"kept": kept, "kept_positions": kept_positions, "kept_cells": kept_cells}
+    result = {name: value.copy() for name, value in (outputs | {"draft_tokens": draft_tokens, "num_draft": num_draft}).items()}
+    for row in range(num_tokens[0]):
+        slot, place = token_slot[row], token_slot[row] * depth + positions[row] % depth
+        if 0 <= slot < len(num_draft):
+            result["kept"][place], result["kept_positions"][place] = features[row], positions[row]
+            result["kept_cells"][place] = slot_mapping[row]
+            result["draft_tokens"][slot], result["num_draft"][slot] = -1, 0
+    return result
+
+
 def store_context(
     cache: Floats,
     context_kv: Floats,

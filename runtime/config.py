@@ -122,6 +122,11 @@ class SpeculatorConfig(Section):
         return self.num_speculative_tokens == "auto" and self.k > 0
 
     @property
+    def pauses(self) -> bool:
+        """Some steps verify no drafts."""
+        return self.adapts or (self.ranges is not None and 0 in self.ranges.values())
+
+    @property
     def synthetic_acceptance(self) -> float | None:
         """The rate at which drafts are accepted whatever the target says; None where the target decides."""
         kind, _, rate = self.acceptance.partition(":")

@@ -19,7 +19,10 @@ class PathCounters:
         sampled_steps: steps that took a sampled graph, by what a request in them asked for.
         degenerate_tokens: requests that ended in front of a token for which the logits were all NaN or masked.
         late_captures: graphs that were captured when the first request needed them, not at the start.
-        proposals: launches of a propose graph; one a step wherever something speculates.
+        proposals: launches of a propose graph, or of one that only moves a drafter's context on; one a step wherever something
+            speculates, but for those that are `deferred`.
+        deferred: decode steps whose rows wait until the drafter's context is brought up to date.
+        catch_ups: times that it was.
         admissions: requests that entered a slot, those that came back after a preemption included.
         collected_late: outcomes that were waited for with a later step already launched: what the asynchronous arm does.
         collected_at_once: outcomes that were waited for with nothing launched behind them: every one of the synchronous arm; of
@@ -33,6 +36,8 @@ class PathCounters:
     degenerate_tokens: int = 0
     late_captures: int = 0
     proposals: int = 0
+    deferred: int = 0
+    catch_ups: int = 0
     admissions: int = 0
     collected_late: int = 0
     collected_at_once: int = 0

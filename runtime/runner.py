@@ -8,15 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from graphs.key import Buckets, GraphKey
+from graphs.key import Buckets, Family, GraphKey
 from graphs.launch import Launcher
-from graphs.library import GraphLibrary
+from graphs.library import GraphLibrary, StepGraph
 from graphs.logprobs import LogprobRecorder, PromptLogprobRecorder
 from graphs.propose import Proposer
 from graphs.sampled_step import Sampler
 from graphs.step import Target
 from graphs.tape import TapedLauncher, Tapes
 from runtime.admissions import Admissions
+from runtime.context_backlog import ContextBacklog
 from runtime.device import Device, Stream
 from runtime.errors import ConfigError
 from runtime.logprob_ring import LogprobRing, PendingLogprobs
@@ -96,7 +97,9 @@ class Runner:
             query_len=self.query_len,
             synthetic_acceptance=options.synthetic_acceptance,
         )
-        before, after = self.table.before_launch, self.table.after_launch
+        kept = None if proposer is None else proposer.backlog
+        self._backlog = None if kept is None else ContextBacklog(kept.depth)
+        before, after = self._before_launch, self.table.after_launch
         self.library = GraphLibrary(self.compute, recorders.by_family(), options.graph_mode, before, after)
         self._closed = False
 
@@ -117,6 +120,9 @@ class Runner:
         slots = self.sizes.max_num_seqs
         steps = [GraphKey.mixed(slots, tokens) for tokens in self.token_buckets.sizes]
         steps += [GraphKey.uniform(rows, 1 + k) for k in self.draft_lengths for rows in self.buckets.sizes]
+        backlog = self._backlog if 0 in self.draft_lengths else None
+        if backlog is not None:
+            steps += [GraphKey.uniform(rows, 1, defers=True) for rows in self.buckets.sizes]
         if self._sampler is not None:
             steps += [replace(key, sampled=True) for key in steps]
         logprobs = [] if self._logprobs is None else [GraphKey.logprobs(rows) for rows in self.buckets.sizes]
@@ -126,8 +132,15 @@ class Runner:
             return [*steps, *logprobs]
         # Keys that propose alike are one graph: a verify step of eight rows and a mixed one of as many tokens, say.
         proposes = (True, False) if 0 in self.draft_lengths else (True,)
-        drafting = {self._propose_key(step, rows, more): None for step in steps for rows in self.buckets.sizes for more in proposes}
-        return [*steps, *logprobs, *drafting]
+        drafting = {
+            self._propose_key(step, rows, more): None
+            for step in steps
+            for rows in self.buckets.sizes
+            for more in proposes
+            if not step.defers and (more or backlog is None or step.family is not Family.DECODE)
+        }
+        late = [] if backlog is None else [GraphKey.catch_up(rows, backlog.depth) for rows in self.buckets.sizes]
+        return [*steps, *logprobs, *drafting, *late]
 
     def capture(self, progress: CaptureProgress | None = None, *, on_demand: bool = True) -> None:
         """Compile what the graphs launch, capture them largest first, and pin what they touch.
@@ -175,18 +188,24 @@ class Runner:
     def launch(self, plan: StepPlan) -> StepOutcome:
         """Queue a whole step: admissions, inputs, target, outcome on its way, drafts for the next step."""
         self._phases.mark(Phase.STAGE)
+        key = self._key(plan)
+        self._catch_up_before(plan, defers=key.defers)
         for admission in plan.admissions:
             self._admissions.admit(admission)
         self._staging.stage(plan)
         self._phases.mark(Phase.LAUNCH)
-        key = self._variant(plan, self._key(plan))
+        key = self._variant(plan, key)
         self._run(key)
         self.paths.launched(key, len(plan.rows))
         self.buffers.outcomes.submit(plan.step, self.compute, self.copy)
         logprobs, of_prompts = self._launch_logprobs(plan), None
         if self._prompt_logprobs is not None and plan.query_len is None:
             of_prompts = self._prompt_logprobs.launch(plan.rows, self._run, self.compute, self.copy)
-        if self._proposer is not None:
+        if key.defers:
+            assert self._backlog is not None
+            self._backlog.deferred(plan)
+            self.paths.deferred += 1
+        elif self._proposer is not None:
             # In every arm: the step that ends a prefill already drafts for the first decode step.
             self._run(self._propose_key(key, self._bucket(len(plan.rows)), plan.proposes))
             self.paths.proposals += 1
@@ -199,6 +218,21 @@ class Runner:
             return None
         self._run(GraphKey.logprobs(self._bucket(len(plan.rows))))
         return self._logprobs.submit(wanted, self.compute, self.copy)
+
+    def _catch_up_before(self, plan: StepPlan, *, defers: bool) -> None:
+        """Bring the drafter's context up to date where `plan` reads it, or changes whose rows and pages they are that wait."""
+        backlog = self._backlog
+        if backlog is None or not backlog.must_catch_up(plan, defers=defers):
+            return
+        self._run(GraphKey.catch_up(self._bucket(backlog.slots), backlog.depth))
+        backlog.caught_up()
+        self.paths.catch_ups += 1
+
+    def _before_launch(self, graph: StepGraph) -> None:
+        """What refuses a stale read."""
+        self.table.before_launch(graph)
+        if self._backlog is not None:
+            self._backlog.before_launch(graph)
 
     def trace_phases(self, phases: NoPhases) -> None:
         """Let `phases` hear where staging and launching begin; NO_PHASES ends it."""
@@ -214,7 +248,8 @@ class Runner:
     def _key(self, plan: StepPlan) -> GraphKey:
         """The graph of a step: by the state of its rows (plan.query_len), never by their shape."""
         if plan.query_len is not None:
-            return GraphKey.uniform(self._bucket(len(plan.rows)), plan.query_len)
+            defers = self._backlog is not None and plan.query_len == 1 and not plan.proposes
+            return GraphKey.uniform(self._bucket(len(plan.rows)), plan.query_len, defers=defers)
         tokens = self.token_buckets.up(plan.num_tokens)
         assert tokens is not None, f"plan of {plan.num_tokens} tokens exceeds the largest bucket {self.token_buckets.sizes}"
         return GraphKey.mixed(self.sizes.max_num_seqs, tokens)

@@ -98,7 +98,8 @@ class StepProbe:
         by_graph: defaultdict[str, list[float]] = defaultdict(list)
         for replay in self._replays:
             by_graph[str(replay.key)].append(replay.end.milliseconds_since(replay.begin))
-            if replay.key.family is not Family.PROPOSE or not steps:
+            # What is launched behind a step is a part of it, and so is what is launched before the next one.
+            if replay.key.family in (Family.MIXED, Family.DECODE, Family.VERIFY) or not steps:
                 steps.append([])
             steps[-1].append(replay)
         counts = Counter(step[0].key for step in steps if step[0].key.family in (Family.DECODE, Family.VERIFY))

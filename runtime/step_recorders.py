@@ -54,6 +54,7 @@ class StepRecorders:
             Family.PROMPT_LOGPROBS: self._record_prompt_logprobs,
             Family.PROPOSE: self._record_propose,
             Family.CONTEXT: self._record_context,
+            Family.CATCH_UP: self._record_catch_up,
         }
 
     def _record_step(self, launch: Launcher, key: GraphKey) -> None:
@@ -71,6 +72,12 @@ class StepRecorders:
             sampler=self._sampler,
             synthetic_acceptance=self._synthetic_acceptance,
         )
+        if key.defers:
+            assert self._proposer is not None
+            assert self._proposer.backlog is not None
+            self._proposer.backlog.record_kept(launch, key, self._state, self._step)
+            if self._tapes is not None:
+                self._tapes.record_drafts(launch, key, self._state, self._step)
 
     def _record_logprobs(self, launch: Launcher, key: GraphKey) -> None:
         assert self._logprobs is not None
@@ -95,3 +102,8 @@ class StepRecorders:
         launch.launch(clear_drafts, 1, CLEAR_THREADS, *arrays)
         if self._tapes is not None:
             self._tapes.record_drafts(launch, key, self._state, self._step)
+
+    def _record_catch_up(self, launch: Launcher, key: GraphKey) -> None:
+        assert self._proposer is not None
+        assert self._proposer.backlog is not None
+        self._proposer.backlog.record_catch_up(launch, key, self._state, self._step)

@@ -63,6 +63,7 @@ class CandidateProposer:
     """Records propose_candidates."""
 
     appends_context = False
+    backlog = None
 
     def __init__(self, ids: Array, logs: Array, distribution: DraftDistribution) -> None:
         self._ids, self._logs, self._distribution = ids, logs, distribution

@@ -26,6 +26,7 @@ SIGNATURES: dict[str, str] = {
     "fill_random": "s1 f i",
     # fused decode
     "embed_squares": "f2 s2 f2 s2 f1 i1 i1",
+    "embed_norm": "f2 s2 s2 f1 i1 f i1",
     "norm_project": "f2 s2 f2 s2 f i i i1",
     "norm_project_two": "f2 s2 f2 s2 f i i i1",
     "norm_gate_up": "s2 s2 f2 s2 f i i i1",
@@ -98,6 +99,7 @@ SIGNATURES: dict[str, str] = {
     "publish_logprobs": "i4 f2 i i2 f2 i2 i1 i1 i1 i1 i1",
     # block drafters
     "tap": "s2 f2 i i1",
+    "keep_taps": "s2 i1 i1 i2 i1 s2 i1 i1 i1 i i1",
     "store_context": "s6 f2 f2 f2 i1 i1 i1 i1 i1 f i1",
     "block_embed": "i1 i1 i1 i1 i1 i1 f2 i1 i1 i1 s2 i i f i1",
     "block_inputs": "i1 i1 i1 i1 i1 i1 i1 i1 i1 i i i1",

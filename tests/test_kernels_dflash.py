@@ -12,6 +12,7 @@ from kernels.argmax import NO_TOKEN
 from kernels.block_inputs import block_embed, block_inputs
 from kernels.context_store import store_context
 from kernels.draft_store import store_drafts
+from kernels.keep_taps import keep_taps
 from kernels.logit_scale import logit_scale
 from kernels.tap import tap
 from tests.block_cases import EPS, rope_table
@@ -38,6 +39,28 @@ def test_tap(launch: Launch, storage: str, count: int, column: int) -> None:
         "num_tokens": live(count),
     }
     check_stored(launch, tap, args, {"features": oracle.tap(**wide_args(args))}, storage)
+
+
+@HEAD_LAUNCHES
+@STORAGE
+@pytest.mark.parametrize(("depth", "count"), [(1, 6), (3, 6), (3, 2), (3, 0)])
+def test_keep_taps(launch: Launch, storage: str, depth: int, count: int) -> None:
+    args = {
+        "kept": out_of(storage, 4 * depth, 18),
+        "kept_positions": untouched(4 * depth, dtype=np.int32),
+        "kept_cells": untouched(4 * depth, dtype=np.int32),
+        "draft_tokens": untouched(4, 3, dtype=np.int32),
+        "num_draft": untouched(4, dtype=np.int32),
+        "features": poisoned(floats(3, 7, 18), count),
+        # Each slot once, and rows of none; a position without a page; a pad.
+        "positions": poisoned(ints(7, 0, 5, 1, 9, 11, 2), count),
+        "token_slot": poisoned(ints(2, 0, -1, 3, 4, 1, 0), count),
+        "slot_mapping": poisoned(ints(30, 1, 2, 7, 4, -1, 9), count),
+        "depth": depth,
+        "num_tokens": live(count),
+    }
+    args["features"] = stored(args["features"], storage)
+    check_stored(launch, keep_taps, args, oracle.keep_taps(**wide_args(args)), storage)
 
 
 @WARP_LAUNCHES

@@ -21,6 +21,7 @@ AXES = (
     "drafts a row",
     "graph family",
     "one proposal a step",
+    "the context is up to date",
     "graph size",
     "no synchronisation",
     "steps in flight",
@@ -40,6 +41,7 @@ MUST_COVER = (
     "drafts accepted",
     "drafts rejected",
     "drafts missing",
+    "steps deferred",
     "blocks cut by an end",
     "ended: stop",
     "ended: length",
@@ -76,6 +78,7 @@ def _check_tokens(run: CaseRun, ledger: Ledger) -> None:
 def _check_steps(run: CaseRun, ledger: Ledger) -> None:
     model = model_of(run)
     decoded: set[int] = set()  # epochs that have had a decode row
+    untold = 0  # steps whose rows the drafter has not been told of
     for step in run.steps:
         plan, result = step.plan, step.result
         prefilling = model.prefilling(plan)
@@ -86,6 +89,7 @@ def _check_steps(run: CaseRun, ledger: Ledger) -> None:
         text = f"step {plan.step}: rows of {sorted(planned)} drafts; {num_drafts} are right"
         ledger.check("drafts a row", planned <= {num_drafts}, run.case, text)
         _check_route(run, ledger, plan.step, step.launched, len(plan.rows), prefilling)
+        untold = _check_context(run, ledger, plan.step, step.launched, untold)
         _check_waits(run, ledger, plan.step, step.launch_counters, step.collect_counters)
         _check_overlap(run, ledger, step)
         assert result is not None
@@ -119,19 +123,34 @@ def _check_route(
     """Which graphs a step took, from the state of its rows as the model has it and not as the plan says."""
     query_len = 1 + _drafts_of(run, step)
     family = Family.MIXED if prefilling else Family.VERIFY if query_len > 1 else Family.DECODE
-    targets = [key for key in launched if key.family not in _BEHIND]
-    # A drafter whose drafts nobody will verify appends its context and drafts nothing.
-    behind = Family.CONTEXT if run.case.speculator in DRAFTERS and not _drafts_of(run, step + 1) else Family.PROPOSE
+    targets = [key for key in launched if key.family not in (*_BEHIND, Family.CATCH_UP)]
+    # A drafter whose drafts nobody will verify appends its context and drafts nothing; of a step that only decodes it hears later.
+    pauses = run.case.speculator in DRAFTERS and not _drafts_of(run, step + 1)
+    behind, defers = Family.CONTEXT if pauses else Family.PROPOSE, pauses and family is Family.DECODE
     proposals = sum(count for key, count in launched.items() if key.family is behind)
     others = sum(count for key, count in launched.items() if key.family in _BEHIND) - proposals
     fits = len(targets) == 1 and targets[0].family is family and launched[targets[0]] == 1
     fits = fits and targets[0].num_requests >= num_rows and targets[0].query_len == (0 if prefilling else query_len)
+    fits = fits and targets[0].defers == defers
     names = ", ".join(map(str, launched))
     ledger.check("graph family", fits, run.case, f"step {step} of {num_rows} rows launched {names}; its family is {family.value}")
-    wanted = 1 if run.case.k else 0
+    wanted = 1 if run.case.k and not defers else 0
     text = f"step {step} launched {proposals} {behind.value} graphs and {others} others behind its own; {wanted} and none are right"
     ledger.check("one proposal a step", (proposals, others) == (wanted, 0), run.case, text)
     _check_sizes(run, ledger, step, launched, num_rows, prefilling)
+
+
+def _check_context(run: CaseRun, ledger: Ledger, step: int, launched: dict[GraphKey, int], untold: int) -> int:
+    """Whoever drafts does so from every row that was committed. untold: steps that were deferred and not caught up with before this
+    one. Returns how many there are behind it."""
+    caught_up = sum(count for key, count in launched.items() if key.family is Family.CATCH_UP)
+    if caught_up:
+        untold = 0
+    drafts, deferred = any(key.family is Family.PROPOSE for key in launched), sum(key.defers for key in launched)
+    text = f"step {step} drafts with {untold} steps that its drafter was not told of; {caught_up} graphs caught up before it"
+    ledger.check("the context is up to date", caught_up <= 1 and not (drafts and untold), run.case, text)
+    run.coverage["steps deferred"] += deferred
+    return untold + deferred
 
 
 def _check_sizes(
@@ -144,6 +163,8 @@ def _check_sizes(
     """
     bucket = min(1 << (num_rows - 1).bit_length(), run.case.batch)
     for key in launched:
+        if key.family is Family.CATCH_UP:
+            continue  # of slots, and whose rows wait is not told by the rows of this step
         whole = key.family not in _BEHIND or run.case.speculator in DRAFTERS
         wanted = run.case.batch if prefilling and whole else bucket
         text = f"step {step} of {num_rows} rows launched {key}; {wanted} rows are right"

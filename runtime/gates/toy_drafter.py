@@ -20,7 +20,7 @@ from runtime.device import Device
 from runtime.models.rope import RopeSpec, rope_table
 from runtime.speculators.dflash_config import DraftAttention, DraftSpec
 from runtime.speculators.dflash_ops import build_draft_ops
-from runtime.speculators.dflash_upload import allocate_draft_scratch, upload_drafter
+from runtime.speculators.dflash_upload import allocate_backlog, allocate_draft_scratch, upload_drafter
 from runtime.speculators.dflash_weights import DraftWeights, draft_weights, fill_context
 from runtime.step_buffers import StepSizes
 
@@ -114,6 +114,7 @@ def toy_proposer(device: Device, version: Version, sizes: StepSizes, num_blocks:
         num_speculative_tokens=sizes.num_speculative_tokens,
         max_model_len=sizes.max_model_len,
         ops=ops,
+        backlog=allocate_backlog(device, spec, sizes),
     )
 
 

@@ -25,6 +25,7 @@ GRAPH_COLOURS = {
     "mixed": "#3f8f6b",
     "propose": "#9467bd",
     "context": "#c5b0d5",
+    "catch up": "#c5b0d5",
     "logprobs": "#e377c2",
     "prompt logprobs": "#e377c2",
 }

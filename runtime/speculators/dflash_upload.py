@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from graphs.arrays import ModelArrays
+from graphs.draft_backlog import BacklogArrays
 from graphs.drafter_arrays import (
     DraftArrays,
     DraftConvArrays,
@@ -130,9 +131,36 @@ def upload_drafter(
     )
 
 
+BACKLOG_ROWS = 256
+"""Token rows that wait at most, all slots together, where there are not more slots. An H200 makes keys and values of so many in
+hardly more time than of a few."""
+
+
+def backlog_depth(max_num_seqs: int) -> int:
+    """Consecutive decode steps whose rows may wait."""
+    return max(1, BACKLOG_ROWS // max_num_seqs)
+
+
+def allocate_backlog(device: Device, spec: DraftSpec, sizes: StepSizes, dtype: WeightDtype = "float32") -> BacklogArrays:
+    """Memory for rows that wait, and none that does."""
+    slots, depth = sizes.max_num_seqs, backlog_depth(sizes.max_num_seqs)
+    rows = slots * depth
+    cells, positions = (device.array(f"draft.kept_{name}", (rows,), np.int32) for name in ("cells", "positions"))
+    device.upload(cells, np.full(rows, -1, np.int32))
+    device.upload(positions, np.zeros(rows, np.int32))  # a position is one, whether or not anything waits there
+    return BacklogArrays(
+        features=device.array("draft.kept_features", (rows, spec.feature_size), STORAGE[dtype]),
+        positions=positions,
+        cells=cells,
+        slots=device.constant("draft.kept_slots", np.repeat(np.arange(slots, dtype=np.int32), depth)),
+        counts=device.constant("draft.kept_counts", depth * np.arange(slots + 1, dtype=np.int32)),
+    )
+
+
 def allocate_draft_scratch(device: Device, spec: DraftSpec, sizes: StepSizes, dtype: WeightDtype = "float32") -> DraftScratch:
     """Activations of the largest step: what products read is held in `dtype`, the rest in float32."""
     tokens, slots, k = sizes.max_num_batched_tokens, sizes.max_num_seqs, sizes.num_speculative_tokens
+    entering = max(tokens, slots * backlog_depth(slots))
     queries, picks, hidden = slots * (1 + k), slots * k, spec.hidden_size
 
     def activations(name: str, *shape: int) -> Array:
@@ -159,9 +187,9 @@ def allocate_draft_scratch(device: Device, spec: DraftSpec, sizes: StepSizes, dt
         )
     return DraftScratch(
         features=operands("features", tokens, spec.feature_size),
-        fused=activations("fused", tokens, hidden),
-        context=operands("context", tokens, hidden),
-        context_kv=activations("context_kv_rows", tokens, spec.context_size),
+        fused=activations("fused", entering, hidden),
+        context=operands("context", entering, hidden),
+        context_kv=activations("context_kv_rows", entering, spec.context_size),
         block_ids=integers("block_ids", queries),
         block_positions=integers("block_positions", queries),
         pick_rows=integers("pick_rows", picks),

@@ -20,7 +20,13 @@ from runtime.models.scratch import OpsChoice
 from runtime.models.spec import ModelSpec
 from runtime.speculators.dflash_config import check_target
 from runtime.speculators.dflash_ops import TargetOps, build_draft_ops
-from runtime.speculators.dflash_upload import allocate_draft_scratch, draft_cache_bytes, draft_streamed_bytes, upload_drafter
+from runtime.speculators.dflash_upload import (
+    allocate_backlog,
+    allocate_draft_scratch,
+    draft_cache_bytes,
+    draft_streamed_bytes,
+    upload_drafter,
+)
 from runtime.speculators.dflash_weights import DraftCheckpoint
 from runtime.speculators.random_drafter import RandomDrafter, is_random_drafter
 from runtime.step_buffers import StepSizes
@@ -121,6 +127,7 @@ class Speculator:
             ops=build_draft_ops(
                 device, spec, sizes, scratch, self._dtype, on_gpu=on_gpu, choice=choice, target=target_ops
             ),
+            backlog=allocate_backlog(device, spec, sizes, self._dtype) if config.pauses else None,
         )
         distribution = None if scratch.selector is None else scratch.selector.distribution
         return Speculation(proposer, proposer.taps, draft_streamed_bytes(arrays), distribution)
