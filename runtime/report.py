@@ -209,6 +209,10 @@ def lengths_line(draft_lengths: Mapping[str, Any]) -> str:
     return "drafts a step: " + ", ".join(f"{k} in {steps}" for k, steps in draft_lengths["steps_by_k"].items())
 
 
+LINE_CHARS = 120
+"""Of a list that `info` shows in one line."""
+
+
 def render_info(info: Mapping[str, Any]) -> str:
     """`Engine.info()` as indented lines, one value a line."""
     return "\n".join(_tree(info, ""))
@@ -217,7 +221,7 @@ def render_info(info: Mapping[str, Any]) -> str:
 def _tree(values: Mapping[str, Any], indent: str) -> Iterator[str]:
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield f"{indent}{key}:"
+            yield f"{indent}{key}:" if value else f"{indent}{key}: none"
             yield from _tree(value, indent + "  ")
         elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
             yield f"{indent}{key}:"
@@ -226,7 +230,9 @@ def _tree(values: Mapping[str, Any], indent: str) -> Iterator[str]:
                 yield f"{indent}  - {lines[0].lstrip()}" if lines else f"{indent}  -"
                 yield from lines[1:]
         elif isinstance(value, list | tuple):
-            yield f"{indent}{key}: {', '.join(map(str, value)) if value else 'none'}"
+            line = f"{indent}{key}: {', '.join(map(str, value)) if value else 'none'}"
+            several = [f"{indent}{key}:", *(f"{indent}  - {item}" for item in value)]
+            yield from [line] if len(line) <= LINE_CHARS else several
         else:
             yield f"{indent}{key}: {'none' if value is None else value}"
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,14 +11,19 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 
 from runtime.cli import app
 from runtime.config import RunConfig, Section
 from tests.conftest import ROOT
+from tests.tiny_checkpoint import TinyShape, write_tiny_checkpoint
 
 DOCS = [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")) if path.name != "mutants.md"]
 PAGES = ["README.md", "CHANGELOG.md", *DOCS]
 SECTIONS = {name: kind.annotation for name, kind in RunConfig.model_fields.items()}
+PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+OTHER_OPTIONS = {"--prompts", "--text-only"}
+"""Of tools beside `draftgraph` (docs/training.md), where a page speaks of one without its program."""
 COMMANDS: Any = typer.main.get_command(app)
 
 
@@ -103,11 +106,17 @@ def test_every_package_is_installed() -> None:
     assert set(re.findall(r'"([\w.]+)"', packages)) == {".".join(folder.relative_to(ROOT).parts) for folder in folders}
 
 
-def test_the_python_of_the_readme_is_python() -> None:
+def test_the_python_of_the_readme_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As it stands, but for the model and for an id that the tiny one has not."""
     (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
-    compile(code, "README.md", "exec")
-    imports = "\n".join(line for line in code.splitlines() if line.startswith(("from ", "import ")))
-    subprocess.run([sys.executable, "-c", imports], cwd=ROOT, check=True, timeout=60)
+    model = write_tiny_checkpoint(tmp_path / "model", TinyShape())
+    config = yaml.safe_load((ROOT / "configs" / "tiny.yaml").read_text(encoding="utf-8"))
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(config | {"model": {"source": str(model.path)}}), encoding="utf-8")
+    for ours, tiny in (("configs/smollm2.yaml", str(tmp_path / "tiny.yaml")), ("4093", "93")):
+        assert ours in code
+        code = code.replace(ours, tiny)
+    exec(compile(code, "README.md", "exec"), {})
+    assert len(capsys.readouterr().out.splitlines()) >= 2
 
 
 def test_commands_of_the_pages_are_whole_words() -> None:
@@ -116,3 +125,47 @@ def test_commands_of_the_pages_are_whole_words() -> None:
         for line in commands(page, "draftgraph"):
             if "[" not in line:
                 shlex.split(line)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_options_that_stand_alone(page: str) -> None:
+    """`--watch` in a sentence is an option of some command; those of other programs stand behind their name."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    known = {option for name in COMMANDS.commands for option in options_of(name)} | {"--version"} | OTHER_OPTIONS
+    assert set(re.findall(r"`(--?[a-z][\w-]*)[^`]*`", text)) - known == set()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_names_of_files_tests_and_extras(page: str) -> None:
+    """Patterns of files match some, tests and extras are there, and a name that is said to be in a file is in it."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for pattern in re.findall(r"`((?:kernels|graphs|runtime|tests|configs|docs)/[\w./-]*\*[\w./*-]*)`", text):
+        assert list(ROOT.glob(pattern)), f"{page}: {pattern}"
+    tests = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests").rglob("*.py")))
+    for name in re.findall(r"`(test_\w+)(?:\.\.\.)?`", text):
+        assert f"def {name}" in tests or f"{name}.py" in tests, f"{page}: {name}"
+    optional = PROJECT.partition("[project.optional-dependencies]\n")[2].partition("\n[")[0]
+    extras = re.findall(r"^(\w+) = \[", optional, re.MULTILINE)
+    named = [name for group in re.findall(r"\.\[([\w,]+)\]", text) for name in group.split(",")]
+    assert set(named) | set(re.findall(r"extra `(\w+)`", text)) <= set(extras), page
+    for name, file in re.findall(r"`(\w+)`(?: in|\n?\s*\() ?`([\w/]+\.py)`", text):
+        assert re.search(rf"\b{name}\b", (ROOT / file).read_text(encoding="utf-8")), f"{page}: {name} in {file}"
+
+
+def test_every_dependency_is_explained_with_its_range() -> None:
+    needed = PROJECT.partition("\ndependencies = [\n")[2].partition("\n]")[0]
+    ranges = dict(re.findall(r"^ +\"([\w-]+)([^;\"]+)", needed, re.MULTILINE))
+    rows = re.findall(r"^\| ([\w-]+) \| ([<>=]\S+) \|", (ROOT / "docs/dependencies.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert dict(rows) == ranges
+
+
+def test_figures_of_the_readme_say_where_they_are_from() -> None:
+    """GPU, driver and date in front, the command of each table in it or behind it, and the page with all of them."""
+    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## How fast\n")[2].partition("\n## ")[0]
+    head = section.strip().split("\n\n")[0]
+    assert re.search(r"NVIDIA \w+, driver [\d.]+, \d{4}-\d\d-\d\d", head)
+    (page,) = re.findall(r"\]\((docs/records/[\d-]+\.md)\)", head)
+    assert (ROOT / page).read_text(encoding="utf-8").startswith("# ")
+    tables = re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)
+    assert tables
+    assert len(re.findall(r"`draftgraph (?:bench|compare) ", section)) >= len(tables)
