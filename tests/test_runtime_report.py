@@ -47,4 +47,10 @@ def test_a_record_times_an_interrupted_request_itself() -> None:
 
 def test_info_renders_empty_and_nested_values() -> None:
     info = {"a": [], "b": {}, "c": [{}, {"d": {"e": 1}}, "f"], "g": (1, 2)}
-    assert render_info(info) == "a: none\nb:\nc:\n  -\n  - d:\n      e: 1\n  - f\ng: 1, 2"
+    assert render_info(info) == "a: none\nb: none\nc:\n  -\n  - d:\n      e: 1\n  - f\ng: 1, 2"
+
+
+def test_info_breaks_a_list_that_is_longer_than_a_line() -> None:
+    graphs = [f"verify[R={rows},T={8 * rows},q=8]: 313 nodes" for rows in (1, 2, 4, 8)]
+    assert render_info({"captured": graphs}) == "captured:\n" + "\n".join(f"  - {graph}" for graph in graphs)
+    assert render_info({"captured": graphs[:2]}) == f"captured: {graphs[0]}, {graphs[1]}"
