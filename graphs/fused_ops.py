@@ -22,6 +22,7 @@ from graphs.wide_ops import WideLayout, wide_layouts_of
 from kernels.attend_step import MAX_HEAD_DIM
 from kernels.behind_product import EIGHT, add_squares, norm_swiglu
 from kernels.bias import add_bias
+from kernels.embed_norm import embed_norm
 from kernels.embed_squares import embed_squares
 from kernels.head import best_of_stripes, gather_norm, project_argmax
 from kernels.lang import Kernel
@@ -188,10 +189,14 @@ class FusedOps:
     def embed(self, run: ForwardPass, norm: Array) -> None:
         tokens, written = run.num_tokens, self._residual_and_norm(run)
         ids = run.step.input_token_ids[:tokens]
-        arguments = (*written, run.model.embed, norm, ids, run.live)
-        run.launch.launch(embed_squares, _sharing_grid(run.residual), _SHARING_THREADS, *arguments)
         if self._whole_norm(run, "down"):
-            self._norm(run, norm)
+            eps, threads = run.model.shape.rms_norm_eps, norm_threads(-(-run.residual.shape[1] // EIGHT))
+            arguments = (*written[:2], run.model.embed, norm, ids, eps, run.live)
+            run.launch.launch(embed_norm, tokens, threads, *arguments)
+            return
+        run.launch.launch(
+            embed_squares, _sharing_grid(run.residual), _SHARING_THREADS, *written, run.model.embed, norm, ids, run.live
+        )
 
     def attention_inputs(self, run: ForwardPass, layer: LayerArrays) -> None:
         tokens, qkv = run.num_tokens, run.scratch.qkv[: run.num_tokens]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernels.lang import cuda, device_function, i32, kernel, u32
+from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.mix import mix32
 
 SYNTHETIC_ONE = 1 << 24
@@ -15,7 +16,7 @@ def position_bits(slot, position):
     return i32(u32(mix32(u32(u32(position) ^ mix32(u32(u32(slot) + u32(1))))) >> u32(8)))
 
 
-@kernel(writes=("sampled", "num_sampled", "num_drafts"))
+@kernel(writes=("sampled", "num_sampled", "num_drafts"), overlap=True)
 def accept_synthetic(
     sampled, num_sampled, num_drafts, row_argmax, input_ids, logits_indices, cu_num_logits, idx_mapping, positions, threshold,
     num_requests,
@@ -33,6 +34,8 @@ def accept_synthetic(
     Launch, ownership, capture: as `accept_greedy`. Oracle: oracle_synthetic.accept_synthetic. Method: vLLM's
     rejection_sample_method = "synthetic", with the random number drawn from the position and not from a stream.
     """
+    wait_for_launches()
+    let_next_launch_start()
     rows = i32(num_requests[0])
     width = i32(sampled.shape[1])
     first = i32(cuda.blockIdx.x) * i32(cuda.blockDim.x) + i32(cuda.threadIdx.x)

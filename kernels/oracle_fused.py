@@ -36,6 +36,15 @@ def embed_squares(
     return rows, _live(normed, num_tokens, rows * gain), _live(squares, num_tokens, squares_of(rows))
 
 
+def embed_norm(
+    residual: Floats, normed: Floats, table: Floats, gain: Floats, input_ids: Integers, eps: float, num_tokens: Integers
+) -> tuple[Floats, Floats]:
+    """(residual, normed) afterwards."""
+    rows = embed(residual, table, input_ids, num_tokens)
+    scale = 1 / np.sqrt((rows.astype(np.float64) ** 2).mean(axis=1, keepdims=True) + eps)
+    return rows, _live(normed, num_tokens, rows * scale * gain)
+
+
 def norm_project(
     out: Floats, x: Floats, squares: Floats, weight: Floats, eps: float, scaled: int, parts: int, num_tokens: Integers
 ) -> Floats:

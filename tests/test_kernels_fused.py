@@ -10,6 +10,7 @@ import pytest
 from kernels import oracle_fused as oracle
 from kernels.add_norm import add_norm, add_norm_tap
 from kernels.behind_product import add_squares, norm_swiglu
+from kernels.embed_norm import embed_norm
 from kernels.embed_squares import embed_squares
 from kernels.lang import Kernel
 from kernels.project import (
@@ -43,6 +44,23 @@ def test_embed_squares(launch: Launch, storage: str, width: int) -> None:
     residual, normed, squares = oracle.embed_squares(**wide_args(args))
     expected = {"residual": residual, "squares": squares}
     check(launch, embed_squares, args, {"normed": normed}, storage, wide=expected)
+
+
+@LAUNCHES
+@STORAGE
+@pytest.mark.parametrize("width", [24, 13, 1304])
+def test_embed_norm(launch: Launch, storage: str, width: int) -> None:
+    args = {
+        "residual": untouched(5, width),
+        "normed": out_of(storage, 5, width),
+        "table": stored(floats(1, 11, width), storage),
+        "gain": floats(2, width),
+        "input_ids": poisoned(np.array([10, 0, -1, 11, 3], np.int32), 4),
+        "eps": EPS,
+        "num_tokens": live(4),
+    }
+    residual, normed = oracle.embed_norm(**wide_args(args))
+    check(launch, embed_norm, args, {"normed": normed}, storage, wide={"residual": residual})
 
 
 def norm_case(
