@@ -19,7 +19,7 @@ from kernels.lang import cuda, device_function, f32, i32, kernel, u32
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_storage import narrow
 from kernels.lang_warp import lane, warp_size
-from kernels.project import divide, warp_of_block, warps_of_block
+from kernels.project import place_of_warp, warp_of_block, warps_of_block
 from kernels.tile import TILE, TILE_ROWS, TILE_TOKENS
 
 
@@ -52,10 +52,7 @@ def flow_rows(ring, partial, scale, out, x, squares, weight, eps, scaled, parts,
     silu(first) * second; else it is of the next eight."""
     outputs, width, height = i32(weight.shape[0]) >> gated, i32(weight.shape[1]), (i32(2) >> gated) * i32(TILE_ROWS)
     second = outputs if gated > i32(0) else i32(TILE_ROWS)
-    warp, warps = warp_of_block(), min(warps_of_block(), i32(WARPS))
-    parts = min(parts, warps)
-    group, tiles = divide(warp, parts), divide(warps, parts)
-    flows, part = group < tiles, warp - group * parts
+    warp, parts, group, tiles, flows, part = place_of_warp(min(warps_of_block(), i32(WARPS)), parts)
     line, lines = lines_of(i32(weight.shape[1]), part, parts)
     base, step = i32(cuda.blockIdx.x) * tiles * height, i32(cuda.gridDim.x) * tiles * height
     first, turn = base + group * height, u32(0)

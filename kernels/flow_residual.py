@@ -6,9 +6,8 @@ from kernels.flow import PARTIAL, RING_BYTES, WARPS, begin_flow, flow_operand, f
 from kernels.flow_project import flow_total
 from kernels.lang import cuda, device_function, f32, i32, kernel, u32
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
-from kernels.lang_storage import narrow
 from kernels.lang_warp import lane, octet_lane, octet_size, octet_sum, warp_size
-from kernels.project import divide, warp_of_block, warps_of_block
+from kernels.project import divide, place_of_warp, put_sum, warps_of_block
 from kernels.tile import TILE, TILE_ROWS, TILE_TOKENS
 
 
@@ -16,10 +15,7 @@ from kernels.tile import TILE, TILE_ROWS, TILE_TOKENS
 def flow_add(ring, partial, residual, normed, squares, x, weight, gain, parts, num_tokens, features, column):
     """What the two kernels below do; `features` None: no tap."""
     outputs, height, second = i32(weight.shape[0]), i32(2 * TILE_ROWS), i32(TILE_ROWS)
-    warp, warps = warp_of_block(), min(warps_of_block(), i32(WARPS))
-    parts = min(parts, warps)
-    group, tiles = divide(warp, parts), divide(warps, parts)
-    flows, part = group < tiles, warp - group * parts
+    warp, parts, group, tiles, flows, part = place_of_warp(min(warps_of_block(), i32(WARPS)), parts)
     line, lines = lines_of(i32(weight.shape[1]), part, parts)
     base, step = i32(cuda.blockIdx.x) * tiles * height, i32(cuda.gridDim.x) * tiles * height
     first, turn = base + group * height, u32(0)
@@ -53,10 +49,7 @@ def flow_add(ring, partial, residual, normed, squares, x, weight, gain, parts, n
                         mine = item == octet and n == octet_lane()
                         value = before if mine else residual[token + t, output]
                         value += flow_total(partial, own, parts, slab * i32(TILE) + t * i32(TILE_ROWS) + n)
-                        residual[token + t, output] = value
-                        normed[token + t, output] = narrow(value * (factor if mine else gain[output]), normed)
-                        if features is not None:
-                            features[token + t, column + output] = narrow(value, features)
+                        put_sum(residual, normed, features, column, token + t, output, value, factor if mine else gain[output])
                         squared += value * value
                     n += octet_size()
                 squared = octet_sum(squared)

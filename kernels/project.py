@@ -72,6 +72,23 @@ def multiplying_warps(spare, slabs):
 
 
 @device_function
+def place_of_warp(warps, parts):
+    """(this warp, warps that share a tile, the tile that it is of, tiles that a block has at once, does it multiply, its part)."""
+    warp, parts = warp_of_block(), min(parts, warps)
+    tile, tiles = divide(warp, parts), divide(warps, parts)
+    return warp, parts, tile, tiles, tile < tiles, warp - tile * parts
+
+
+@device_function
+def put_sum(residual, normed, features, column, row, output, value, factor):
+    """A sum to the residual, times the gain of the norm behind to `normed`, and to a drafter's features, where there are any."""
+    residual[row, output] = value
+    normed[row, output] = narrow(value * factor, normed)
+    if features is not None:
+        features[row, column + output] = narrow(value, features)
+
+
+@device_function
 def total_of(partial, warp, parts, slabs, slab, place):
     """Sum of one element of a slab over the parts of a tile, in order; `warp` is the first of them."""
     total = f32(0.0)
@@ -119,10 +136,7 @@ def project_rows(ring, partial, scale, out, x, squares, weight, eps, scaled, par
     silu(first) * second; else it is of the next eight."""
     outputs, width, height = i32(weight.shape[0]) >> gated, i32(weight.shape[1]), (slabs >> gated) * i32(TILE_ROWS)
     second = outputs if gated > i32(0) else i32(TILE_ROWS)
-    warp, warps = warp_of_block(), multiplying_warps(i32(1), slabs)
-    parts = min(parts, warps)
-    group, tiles = divide(warp, parts), divide(warps, parts)
-    multiplies, part = group < tiles, warp - group * parts
+    warp, parts, group, tiles, multiplies, part = place_of_warp(multiplying_warps(i32(1), slabs), parts)
     base, step = i32(cuda.blockIdx.x) * tiles * height, i32(cuda.gridDim.x) * tiles * height
     row = base + group * height
     if multiplies and row < outputs:
@@ -225,10 +239,7 @@ def norm_gate_up(out, x, squares, weight, eps, scaled, parts, num_tokens):
 def add_rows(ring, partial, residual, normed, squares, x, weight, gain, parts, slabs, num_tokens, features, column):
     """What the two kernels below do, and with `features` those of kernels/project_tap.py."""
     outputs, height = i32(weight.shape[0]), slabs * i32(TILE_ROWS)
-    warp, warps = warp_of_block(), multiplying_warps(i32(0), slabs)
-    parts = min(parts, warps)
-    group, tiles = divide(warp, parts), divide(warps, parts)
-    multiplies, part = group < tiles, warp - group * parts
+    warp, parts, group, tiles, multiplies, part = place_of_warp(multiplying_warps(i32(0), slabs), parts)
     base, step = i32(cuda.blockIdx.x) * tiles * height, i32(cuda.gridDim.x) * tiles * height
     row = base + group * height
     octet = divide(part * warp_size() + lane(), octet_size())
@@ -267,10 +278,7 @@ def add_rows(ring, partial, residual, normed, squares, x, weight, gain, parts, s
                         own = item == octet and n == octet_lane()
                         value = before if own else residual[token + t, output]
                         value += total_of(partial, warp - part, parts, slabs, slab, t * i32(TILE_ROWS) + n)
-                        residual[token + t, output] = value
-                        normed[token + t, output] = narrow(value * (factor if own else gain[output]), normed)
-                        if features is not None:
-                            features[token + t, column + output] = narrow(value, features)
+                        put_sum(residual, normed, features, column, token + t, output, value, factor if own else gain[output])
                         total += value * value
                     n += octet_size()
                 total = octet_sum(total)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 from unittest import mock
 
 import numpy as np
 
 import kernels
-from kernels import lang, rotate
+from kernels import lang, project, rotate
 from tests.emulated_memory import eight_float32, load4, load16, pair_of, put4, put16, select_bytes
 from tests.warp_emulator import LANES, Warp
 
@@ -26,11 +26,14 @@ def plain(**members: Any) -> ModuleType:
 
 def block_of_warps(warp: Warp, warps: int) -> ModuleType:
     """What kernels of whole blocks take from kernels/project.py, in an emulated block."""
-    return plain(
-        divide=lambda a, b: np.int32(int(a) // int(b)),
-        warp_of_block=lambda: np.int32(warp.threadIdx.x // 32),
-        warps_of_block=lambda: np.int32(warps),
-    )
+    members = {
+        "divide": lambda a, b: np.int32(int(a) // int(b)),
+        "warp_of_block": lambda: np.int32(warp.threadIdx.x // 32),
+        "warps_of_block": lambda: np.int32(warps),
+    }
+    place = lang.source_of(project.place_of_warp)
+    assert place is not None
+    return plain(**members, place_of_warp=FunctionType(place.__code__, place.__globals__ | members))
 
 
 def gpu_module(name: str, warp: Warp, **others: ModuleType) -> ModuleType:
