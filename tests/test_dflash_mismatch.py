@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import save_file
 
-from runtime.assembly import step_sizes
+from runtime.blueprint import step_sizes
 from runtime.config import load_config
 from runtime.errors import CheckpointError, ConfigError
 from runtime.models.spec import ModelSpec, from_hf_config

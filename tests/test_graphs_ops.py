@@ -143,7 +143,7 @@ def test_fused_and_plain_agree_in_sixteen_bits(
     models: Callable[[str], TinyModel], monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
     """A CPU refuses 16-bit models only because it is slow with them; here it stands in for the GPU."""
-    monkeypatch.setattr("runtime.assembly.weight_dtype", lambda config, kind: dtype)
+    monkeypatch.setattr("runtime.blueprint.weight_dtype", lambda config, kind: dtype)
     logits: dict[str, np.ndarray] = {}
     for ops in ("plain", "fused", "library"):
         set_of = "plain" if ops == "plain" else "fused"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from graphs.cpu_executor import CpuExecutor
-from runtime.assembly import step_sizes
+from runtime.blueprint import step_sizes
 from runtime.checkpoint.checkpoint import open_checkpoint
 from runtime.config import load_config
 from runtime.engine import Engine

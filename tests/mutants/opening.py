@@ -115,7 +115,7 @@ MUTATIONS = (
     mutation(
         "longer-than-the-drafter-was-made-for",
         "D10",
-        "runtime/assembly.py",
+        "runtime/blueprint.py",
         "if max_model_len > drafted:",
         "if max_model_len > longest:",
         test=_MISMATCH + "a_drafter_of_shorter_sequences",
@@ -125,7 +125,7 @@ MUTATIONS = (
     mutation(
         "auto-longer-than-the-drafter-was-made-for",
         "D10",
-        "runtime/assembly.py",
+        "runtime/blueprint.py",
         'drafted if scheduler.max_model_len == "auto"',
         'longest if scheduler.max_model_len == "auto"',
         test=_MISMATCH + "a_drafter_of_shorter_sequences",
@@ -163,7 +163,7 @@ MUTATIONS = (
     mutation(
         "defaults-left-to-the-first-request",
         "D10",
-        "runtime/assembly.py",
+        "runtime/blueprint.py",
         "    _check_defaults(config, resolver)\n    kind",
         "    kind",
         test=_HOSTILE + "defaults_that_no_model_of_this_vocabulary_takes[logit_bias={300: 1}]",
@@ -174,7 +174,7 @@ MUTATIONS = (
         "requests-looked-at-by-the-first-step",
         "D10",
         "runtime/assembly.py",
-        "    if expects is not None:\n        expects(intake)\n",
+        "    if expects is not None:\n        expects(plan.intake)\n",
         "",
         test=_EARLY + "a_prompt_that_cannot_be_taken[long-run]",
         text="the same message, minutes later where a model is large",
@@ -183,7 +183,7 @@ MUTATIONS = (
     mutation(
         "places-looked-at-when-there-is-something-to-write",
         "D10",
-        "runtime/assembly.py",
+        "runtime/blueprint.py",
         '        refuse_unwritable_folder(f"graphs.dot = {config.graphs.dot}", config.graphs.dot)\n',
         "        pass\n",
         test=_EARLY + "a_place_that_cannot_be_written[/proc/draftgraph-run set]",
@@ -193,7 +193,7 @@ MUTATIONS = (
     mutation(
         "a-pool-that-only-the-scheduler-knows",
         "D10",
-        "runtime/assembly.py",
+        "runtime/blueprint.py",
         "Intake(encoder, sizes.block_size, resolver, asked_blocks)",
         "Intake(encoder, sizes.block_size, resolver)",
         test=_EARLY + "a_pool_that_a_prompt_outgrows",
