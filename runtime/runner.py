@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -172,9 +173,8 @@ class Runner:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for key, trace in self.library.traces.items():
-                drawn = "-sampled" if key.sampled else ""
-                name = f"{key.family.value.replace(' ', '-')}-{key.num_requests}-{key.num_tokens}{drawn}.dot"
-                (folder / name).write_text(trace.dot(str(key)), encoding="utf-8")
+                name = re.sub(r"\W+", "-", str(key)).strip("-")
+                (folder / f"{name}.dot").write_text(trace.dot(str(key)), encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"graphs.dot = {folder}: cannot be written: {error.strerror}; name a folder that can") from error
         logger.info("wrote %d graphs to %s", len(self.library.traces), folder)

@@ -212,5 +212,5 @@ def test_a_graph_has_a_picture_of_its_own(model: TinyModel, tmp_path: Path) -> N
         num_graphs = len(engine.runner.library.traces)  # type: ignore[attr-defined]
     drawn = {path.name for path in folder.iterdir()}
     assert len(drawn) == num_graphs
-    assert {"verify-4-16.dot", "verify-4-16-sampled.dot"} <= drawn
+    assert {"verify-R-4-T-16-q-4.dot", "verify-R-4-T-16-q-4-sampled.dot"} <= drawn
     assert not [name for name in drawn if " " in name]
