@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from graphs.cpu_executor import CpuExecutor
+from graphs.flow_ops import FlowLayout
 from graphs.fused_ops import FusedOps
 from graphs.plain_ops import PlainOps
 from runtime import forward_rig
@@ -84,6 +85,24 @@ def test_what_choosing_leaves_in_the_cache_is_written_over(monkeypatch: pytest.M
     error, agreement = rig.difference()
     assert 0 < error < 1e-5
     assert agreement == 1
+
+
+def test_auto_chooses_among_the_heads_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig, heads = rig_of(monkeypatch, "qwen3-8b", "float32", 2, 1, 5), []
+
+    class Chooser:
+        def __init__(self, device: Any, model: Any, scratch: Any) -> None: ...
+
+        def __call__(self, fused: FusedOps, library: PlainOps, sizes: StepSizes) -> tuple[Any, str]:
+            heads.append(fused.layouts.get("head"))
+            return SimpleNamespace(for_rows=lambda rows: fused), "said"
+
+    monkeypatch.setattr(forward_rig, "OpsChooser", Chooser)
+    flowing = FlowLayout(2, 8, 132)
+    for known in ([flowing], []):
+        monkeypatch.setattr("runtime.models.scratch.flow_layouts_of", lambda *shape, known=known: known)
+        rig.add_auto()
+    assert heads == [flowing, None]
 
 
 def test_logits_that_are_not_finite_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,10 +97,15 @@ def build_ops(
     if invariant:
         return OpTable(fused), "fused for every step: batch_invariant"
     if choice == "auto" and chooser is not None:
-        flowing = flow_layouts_of("head", spec.vocab_size, spec.hidden_size)
-        return chooser(replace(fused, layouts={"head": flowing[0]}) if flowing else fused, library, sizes)
+        return chooser(with_flowing_head(fused, spec), library, sizes)
     rows = MOST_FUSED_ROWS if choice == "fused" else AUTO_FUSED_ROWS
     return OpTable(library, ((rows, fused),)), f"fused up to {rows} token rows, library products above"
+
+
+def with_flowing_head(fused: FusedOps, spec: ModelSpec) -> FusedOps:
+    """The set with a head whose weights flow, where its shape has one: what competes with the library's."""
+    flowing = flow_layouts_of("head", spec.vocab_size, spec.hidden_size)
+    return replace(fused, layouts={"head": flowing[0]}) if flowing else fused
 
 
 def _stripes(device: Any, spec: ModelSpec, sizes: StepSizes) -> Stripes:
