@@ -6,15 +6,20 @@ import json
 import random
 import re
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.mutants import __main__ as command
 from tests.mutants.catalogue import MUTATIONS
 from tests.mutants.hazards import ENTRIES, WITHOUT_MUTANT
+from tests.mutants.ledger import Ledger
 from tests.mutants.mutation import Edit, Mutation, SourceMovedError, gated, mutation
 from tests.mutants.table import page
-from tests.mutants.tree import ROOT, Run
+from tests.mutants.tree import ROOT, Run, Tree
 from tests.mutants.trial import BROKEN, OTHER, RED, SURVIVED, NotGreenError, Verdict, judge, judge_gate, run_all
 
 SAMPLE, SEED = 6, 3
@@ -131,6 +136,63 @@ def test_the_page_has_a_row_for_each() -> None:
     text = page([Verdict(mutation, RED, 1.25) for mutation in MUTATIONS])
     assert f"{len(MUTATIONS)} mutants, {len(MUTATIONS)} red, 0 not." in text
     assert [mutant.name for mutant in MUTATIONS if f"| {mutant.name} | {mutant.hazard} |" not in text] == []
+
+
+def test_what_was_red_is_not_tried_again_until_the_sources_change(tmp_path: Path) -> None:
+    red, alive = (replace(harmless(), name=name) for name in ("it-was-red", "it-survived"))
+    file = tmp_path / "new" / "ledger.jsonl"
+    ledger = Ledger(file, "sources")
+    assert ledger.known([red, alive]) == {}
+    ledger.note(Verdict(red, RED, 2.5))
+    ledger.note(Verdict(alive, SURVIVED, 1.0))
+    assert Ledger(file, "sources").known([red, alive]) == {"it-was-red": Verdict(red, RED, 2.5)}
+    assert Ledger(file, "sources").known([replace(red, expects="another reason")]) == {}
+    assert Ledger(file, "other sources").known([red]) == {}
+
+
+def test_a_run_says_how_far_it_is_and_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    catalogue = [replace(harmless(), name=name) for name in ("first-of-them", "second-of-them", "third-of-them")]
+    tried: list[list[str]] = []
+
+    def run_two(mutations: Sequence[Mutation], *, report: Any, green: Any, **options: Any) -> list[Verdict]:
+        tried.append([mutant.name for mutant in mutations])
+        green(1, 1)
+        for mutant in mutations[:2]:
+            report(Verdict(mutant, RED, 1.0))
+        if len(mutations) > 2:
+            raise KeyboardInterrupt
+        return [Verdict(mutant, RED, 1.0) for mutant in mutations]
+
+    monkeypatch.setattr(command, "MUTATIONS", catalogue)
+    monkeypatch.setattr(command, "Ledger", lambda: Ledger(tmp_path / "ledger.jsonl", "sources"))
+    monkeypatch.setattr(command, "PAGE", tmp_path / "mutants.md")
+    monkeypatch.setattr(command, "run_all", run_two)
+    assert command.main([]) == 130
+    assert not (tmp_path / "mutants.md").exists()
+    assert command.main([]) == 0
+    assert tried == [[mutant.name for mutant in catalogue], ["third-of-them"]]
+    said = capsys.readouterr().out
+    assert "[1/3, " in said
+    assert "2 of 3 were red before" in said
+    assert "3 mutants, 3 red, 0 not." in (tmp_path / "mutants.md").read_text()
+    assert command.main(["--anew"]) == 130
+    assert len(tried[-1]) == 3
+
+
+def test_an_interrupt_ends_with_the_trials_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool waits for its threads: without a word to them they would go through the whole catalogue."""
+    trials: list[str] = []
+
+    def interrupt(verdict: Verdict) -> None:
+        trials.append(verdict.mutation.name)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Tree, "pytest", lambda self, tests, **options: Run(0, "", 0.0))
+    with pytest.raises(KeyboardInterrupt):
+        run_all([replace(harmless(), name=f"m-{number}") for number in "abcdef"], workers=1, report=interrupt)
+    assert trials == ["m-a"]
 
 
 def test_a_sample_is_red() -> None:

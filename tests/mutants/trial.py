@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from tests.mutants.mutation import Mutation
 from tests.mutants.tree import Run, Tree
 
 RED, SURVIVED, OTHER, BROKEN = "red", "SURVIVED", "RED FOR ANOTHER REASON", "BROKEN"
+TESTS_AT_A_TIME = 15
 Report = Callable[["Verdict"], None]
 
 
@@ -43,8 +45,17 @@ class Verdict:
         return f"{line}\n{self.detail}" if self.detail else line
 
 
-def run_all(mutations: Sequence[Mutation], *, workers: int = 2, report: Report = lambda verdict: None) -> list[Verdict]:
+def run_all(
+    mutations: Sequence[Mutation],
+    *,
+    workers: int = 2,
+    report: Report = lambda verdict: None,
+    green: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Verdict]:
     """One verdict for each mutation, in their order.
+
+    Args:
+        report: hears each verdict. green: hears how many of a worker's tests were run without a mutation, and of how many.
 
     Raises:
         SourceMovedError: a mutation does not fit its source; before anything runs.
@@ -56,20 +67,29 @@ def run_all(mutations: Sequence[Mutation], *, workers: int = 2, report: Report =
         trees = [_tree(Path(folder), worker) for worker in range(workers)]
         mutated = {mutation.name: mutation.apply(trees[0].path) for mutation in mutations}
         verdicts: dict[str, Verdict] = {}
+        stopped = threading.Event()
 
         def work(tree: Tree, share: Sequence[Mutation]) -> None:
             for mutation in share:
+                if stopped.is_set():
+                    return
                 with tree.mutated(mutated[mutation.name]):
                     run = tree.gates() if mutation.gate else tree.pytest([mutation.test])
                 verdict = judge_gate(mutation, run) if mutation.gate else judge(mutation, run)
                 verdicts[mutation.name] = verdict
                 report(verdict)
 
+        def unmutated(tree: Tree, share: Sequence[Mutation]) -> Run:
+            return _unmutated(tree, share, green, stopped)
+
         with ThreadPoolExecutor(workers) as pool:
-            for run in pool.map(_unmutated, trees, shares):
-                if run.exit_code:
-                    raise NotGreenError(f"without any mutation:\n{run.output}")
-            list(pool.map(work, trees, shares))
+            try:
+                for run in pool.map(unmutated, trees, shares):
+                    if run.exit_code:
+                        raise NotGreenError(f"without any mutation:\n{run.output}")
+                list(pool.map(work, trees, shares))
+            finally:
+                stopped.set()  # behind an interrupt the pool waits for its threads: they end with what they are at
     return [verdicts[mutation.name] for mutation in mutations]
 
 
@@ -97,12 +117,18 @@ def _tree(folder: Path, worker: int) -> Tree:
     return Tree(path)
 
 
-def _unmutated(tree: Tree, mutations: Sequence[Mutation]) -> Run:
-    """Every test that is named, so that it is known to be green, and the kernels that it needs are compiled."""
+def _unmutated(
+    tree: Tree, mutations: Sequence[Mutation], green: Callable[[int, int], None], stopped: threading.Event
+) -> Run:
+    """Every test that is named, so that it is known to be green, and the kernels that it needs are compiled. So many at a time that
+    none runs into the limit of a run."""
     run = Run(0, "", 0.0)
     tests = sorted({mutation.test for mutation in mutations if not mutation.gate})
-    if tests:
-        run = tree.pytest(tests, first_failure=False)
+    for first in range(0, len(tests), TESTS_AT_A_TIME):
+        run = tree.pytest(tests[first : first + TESTS_AT_A_TIME], first_failure=False)
+        if run.exit_code or stopped.is_set():
+            return run
+        green(min(first + TESTS_AT_A_TIME, len(tests)), len(tests))
     if run.exit_code == 0 and any(mutation.gate for mutation in mutations):
         run = tree.gates()
     return run
