@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants import (
     asking,
+    backlog,
     drafting,
     drawing,
     early,
@@ -37,6 +38,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *planning.MUTATIONS,
     *measuring.MUTATIONS,
     *drafting.MUTATIONS,
+    *backlog.MUTATIONS,
     *picking.MUTATIONS,
     *drawing.MUTATIONS,
     *asking.MUTATIONS,
