@@ -25,6 +25,7 @@ from runtime.config_file import merge, parse_override
 from runtime.cuda_probe import cuda_unavailable
 from runtime.engine import Engine
 from runtime.errors import DeviceError
+from runtime.output_path import refuse_unwritable, write_text
 from runtime.sampling import SamplingParams
 
 COPIES = 20
@@ -197,6 +198,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="a key of the configuration")
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args(argv)
+    refuse_unwritable(f"--json {options.json}", options.json)
     if (reason := cuda_unavailable()) is not None:
         raise DeviceError(f"a proposal is timed on a GPU alone: {reason}")
     settings: dict[str, Any] = {}
@@ -207,8 +209,7 @@ def main(argv: list[str] | None = None) -> int:
     for row in rows:
         print(f"{row.count:3} x {row.microseconds:8.2f} us  {row.launch}")
     if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump([asdict(row) for row in rows], file, indent=1)
+        write_text(f"--json {options.json}", options.json, json.dumps([asdict(row) for row in rows], indent=1))
     return 0
 
 

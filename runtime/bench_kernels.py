@@ -25,6 +25,7 @@ from runtime.cli_usage import tool_exit_code
 from runtime.device import open_device
 from runtime.forward_rig import REPEATS, Rig, Row, fill_normal
 from runtime.models.spec import ModelSpec
+from runtime.output_path import refuse_unwritable, write_text
 
 if TYPE_CHECKING:
     from runtime.cuda_device import CudaDevice
@@ -111,8 +112,7 @@ def _products(options: argparse.Namespace) -> int:
 
 def _write_json(path: str | None, figures: dict[str, Any]) -> None:
     if path:
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump(figures, file, indent=1)
+        write_text(f"--json {path}", path, json.dumps(figures, indent=1))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -128,6 +128,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--whole", action="store_true", help="whole forward passes alone")
     parser.add_argument("--json", default=None, help="file for all figures")
     options = parser.parse_args(arguments)
+    refuse_unwritable(f"--json {options.json}", options.json)
     if options.products:
         return _products(options)
     rows: list[Row] = []

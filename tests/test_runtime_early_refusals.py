@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import yaml
 
 from runtime import assembly
 from runtime.cli import app
-from runtime.cli_usage import exit_code_of
+from runtime.cli_usage import exit_code_of, tool_exit_code
 from runtime.errors import CapacityError, ConfigError, PromptError, SamplingError
 from runtime.intake import Intake
 from runtime.output_path import refuse_unwritable, refuse_unwritable_folder, write_text
@@ -179,6 +180,15 @@ def test_a_file_of_a_profile_that_cannot_be_written(config: str, tmp_path: Path,
     (tmp_path / "out" / "trace.json").mkdir(parents=True)
     said = refused(capsys, "profile", config, "-q", "--out", str(tmp_path / "out"))
     assert "trace.json: cannot be written: Is a directory" in said
+
+
+@pytest.mark.parametrize("tool", ["bench_kernels", "bench_drafter"])
+def test_a_tool_beside_the_command_says_so_too(tool: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before it looks for a GPU."""
+    main = import_module(f"runtime.{tool}").main
+    arguments = [*(["x.yaml"] if tool == "bench_drafter" else []), "--json", "/proc/draftgraph"]
+    assert tool_exit_code(lambda: main(arguments)) == 2
+    assert "--json /proc/draftgraph: cannot be written" in capsys.readouterr().err
 
 
 def test_what_is_proven_writable_is_left_as_it_was(tmp_path: Path) -> None:
