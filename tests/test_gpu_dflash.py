@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from runtime.device import open_device
+from runtime.draft_lengths import ScriptedLengths
 from runtime.engine import Engine
+from runtime.speculators import dflash_upload
 from tests.dflash_tapes import DraftOracle, check_drafts, taped_engine, texts_of
 from tests.test_dflash_engine import MAX_MODEL_LEN, SHAPES, TARGET, arrival, drafters_of_all, target_of_all
 from tests.test_smollm2_dflash import CASES, DRAFTERS, PARAMS, drafter_path, tokens_per_step
 from tests.tiny_drafter import TinyDrafter
-from tests.tiny_engine import Arrival, Reference, check_idle, check_outputs, drive, open_tiny
+from tests.tiny_engine import Arrival, Reference, check_idle, check_outputs, count_steady_steps, drive, open_tiny
 
 pytestmark = pytest.mark.gpu
 
@@ -40,6 +42,24 @@ def test_drafts_are_those_of_the_reference(
         outputs = drive(engine, arrivals)
         check_outputs(reference, engine, arrivals, outputs)
         assert check_drafts(oracle, log, texts_of(outputs), k=5, max_model_len=MAX_MODEL_LEN) > 10
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_drafts_behind_a_pause_are_those_of_the_reference(
+    reference: Reference, drafters: dict[str, tuple[TinyDrafter, DraftOracle]], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of decode steps wait, three steps of them at most, and enter the context all at once."""
+    monkeypatch.setattr(dflash_upload, "BACKLOG_ROWS", 9)
+    drafter, oracle = drafters[name]
+    arrivals = tuple(arrival(3 + 5 * number, 30 + number, step=number // 3, seed=number) for number in range(6))
+    settings: dict[str, Any] = {"scheduler__max_num_seqs": 3, "speculator__num_speculative_tokens": {1: 3, 2: 0}}
+    with taped_engine(reference.model, drafter, k=3, on=open_device("cuda", poison=True), device="cuda", **settings) as (engine, log):
+        engine.scheduler.lengths = ScriptedLengths([3, 0, 0, 0, 0, 0, 3, 3, 0, 0])
+        outputs = drive(engine, arrivals)
+        check_outputs(reference, engine, arrivals, outputs)
+        assert check_drafts(oracle, log, texts_of(outputs), k=3, max_model_len=MAX_MODEL_LEN) > 10
+        paths = log.runner.paths
+        assert paths.deferred > paths.catch_ups > 3
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -70,17 +90,8 @@ def test_a_steady_step_waits_for_one_event_and_no_stream(
 ) -> None:
     settings: dict[str, Any] = {"speculator__method": "dflash", "speculator__draft_source": str(drafters["v2"][0].path)}
     with open_tiny(reference.model.path, k=3, on=open_device("cuda", poison=True), device="cuda", **settings) as engine:
-        counters = engine.runner.device.counters  # type: ignore[attr-defined]
         engine.submit(list(arrival(6, 1).prompt), arrival(1, 40).params)
-        for _ in range(4):
-            engine.step()
-        before, steps = counters.copy(), 5
-        for _ in range(steps):
-            engine.step()
-        counted = counters.since(before)
-        assert (counted.stream_synchronizes, counted.device_synchronizes, counted.transfers) == (0, 0, 0)
-        assert counted.event_synchronizes == steps
-        assert counted.graph_launches == 2 * steps
+        count_steady_steps(engine)
 
 
 # ---- trained drafters ------------------------------------------------------------------------------------------------

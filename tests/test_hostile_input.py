@@ -20,9 +20,7 @@ from runtime.checkpoint.cache import cache_folder
 from runtime.checkpoint.checkpoint import open_checkpoint
 from runtime.checkpoint.random import RandomCheckpoint
 from runtime.checkpoint.source import resolve_source
-from runtime.cli import app
 from runtime.cli_session import system_reason
-from runtime.cli_usage import exit_code_of
 from runtime.config import load_config
 from runtime.errors import CheckpointError, ConfigError, SourceError
 from runtime.models.spec import from_hf_config
@@ -32,6 +30,7 @@ from runtime.sampling import SamplingParams
 from runtime.shown_value import SHOWN_VALUE_CHARS, shown
 from runtime.speculators.dflash_config import check_target, read_draft_config
 from tests.tiny_checkpoint import TinyModel, TinyShape, tiny_config, write_tiny_checkpoint
+from tests.tiny_command import refused, write_tiny_config
 from tests.tiny_drafter import DrafterShape, drafter_config
 from tests.tiny_engine import open_tiny
 
@@ -55,20 +54,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 
 @pytest.fixture
 def config(tmp_path: Path, model: TinyModel) -> str:
-    path = tmp_path / "config.yaml"
-    sizes = {"max_num_seqs": 2, "max_model_len": 64, "max_num_batched_tokens": 32, "block_size": 4}
-    run = {"chat": False, "prompts": ["hello"]}
-    path.write_text(yaml.safe_dump({"model": {"source": str(model.path)}, "device": "cpu", "scheduler": sizes, "run": run}))
-    return str(path)
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """stderr of a command that ends with exit code 2 and nothing on stdout."""
-    code = exit_code_of(app, arguments)
-    captured = capsys.readouterr()
-    assert code == 2, captured.err
-    assert captured.out == ""
-    return " ".join(captured.err.split())
+    return write_tiny_config(tmp_path, model)
 
 
 @pytest.mark.parametrize("value", [5, "a", None, True, 1.5, [1, "b", [None]], {"a": [1], 2: {}}, [], {}, (1, 2), [[]], {"a": {}}])

@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from runtime import assembly
-from runtime.cli import app
-from runtime.cli_usage import exit_code_of, tool_exit_code
+from runtime.cli_usage import tool_exit_code
 from runtime.errors import CapacityError, ConfigError, PromptError, SamplingError
 from runtime.intake import Intake
 from runtime.output_path import refuse_unwritable, refuse_unwritable_folder, write_text
 from runtime.sampling import SamplingParams
 from tests.tiny_checkpoint import TinyModel, TinyShape, write_tiny_checkpoint
+from tests.tiny_command import refused, write_tiny_config
 from tests.tiny_engine import open_tiny
 
 LONG, OUTSIDE = [5] * 64, [5, 300]
@@ -36,22 +35,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 def config(tmp_path: Path, model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> str:
     """Whoever reads weights of it fails."""
     monkeypatch.setattr(assembly, "upload_model", lambda *_, **__: pytest.fail("weights were read"))
-    path = tmp_path / "config.yaml"
-    sizes = {"max_num_seqs": 2, "max_model_len": 64, "max_num_batched_tokens": 32, "block_size": 4}
-    run = {"chat": False, "prompts": ["hello"]}
-    path.write_text(yaml.safe_dump({"model": {"source": str(model.path)}, "device": "cpu", "scheduler": sizes, "run": run}))
-    return str(path)
+    return write_tiny_config(tmp_path, model)
 
 
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """stderr of a command that ends with exit code 2 and nothing on stdout."""
-    code = exit_code_of(app, arguments)
-    captured = capsys.readouterr()
-    assert code == 2, captured.err
-    assert captured.out == ""
-    return " ".join(captured.err.split())
 
 
 # ---- requests

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from graphs.cpu_executor import CpuExecutor
+from runtime.device_counters import DeviceCounters
 from runtime.engine import Engine
 from runtime.generation import Generation
 from runtime.report import RequestOutput
@@ -125,6 +126,24 @@ def check_outputs(reference: Reference, engine: Engine, arrivals: Sequence[Arriv
         expected = reference.generate(arrival.prompt, arrival.params, engine.scheduler.max_model_len)
         assert (output.token_ids, output.finish_reason) == expected, f"request {number}: {arrival}"
     check_idle(engine)
+
+
+def count_steady_steps(engine: Engine, steps: int = 5) -> DeviceCounters:
+    """What steps ask of the device in which requests decode and none begins or ends: a wait for one event each, and two replays.
+
+    engine: a request with room for ten steps was submitted.
+    """
+    counters = engine.runner.device.counters  # type: ignore[attr-defined]
+    for _ in range(4):
+        engine.step()
+    before = counters.copy()
+    for _ in range(steps):
+        engine.step()
+    counted: DeviceCounters = counters.since(before)
+    assert (counted.stream_synchronizes, counted.device_synchronizes, counted.transfers) == (0, 0, 0)
+    assert counted.event_synchronizes == steps
+    assert counted.graph_launches == 2 * steps
+    return counted
 
 
 def check_idle(engine: Engine) -> None:

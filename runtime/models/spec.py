@@ -8,6 +8,7 @@ from typing import Literal, cast
 
 from runtime.errors import CheckpointError
 from runtime.models.fields import Fields
+from runtime.models.head_sizes import HeadSizes
 from runtime.models.rope import RopeSpec, rope_from_gguf, rope_from_hf, stretched_positions
 
 Architecture = Literal["llama", "qwen2", "qwen3"]
@@ -22,7 +23,7 @@ SUPPORTED = "dense decoders with SiLU gated MLPs, full attention and full rotary
 
 
 @dataclass(frozen=True)
-class ModelSpec:
+class ModelSpec(HeadSizes):
     """Shape and constants of a dense decoder. Sizes count elements, lengths count tokens."""
 
     architecture: Architecture
@@ -41,18 +42,6 @@ class ModelSpec:
     attention_bias: bool  # bias of the q, k and v projections (Qwen2); the output projection never has one
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
-
-    @property
-    def q_size(self) -> int:
-        return self.num_heads * self.head_dim
-
-    @property
-    def kv_size(self) -> int:
-        return self.num_kv_heads * self.head_dim
-
-    @property
-    def qkv_size(self) -> int:
-        return self.q_size + 2 * self.kv_size
 
 
 def from_hf_config(config: Mapping[str, object], origin: str = "config.json") -> ModelSpec:

@@ -13,6 +13,7 @@ from typing import Literal
 
 from runtime.errors import CheckpointError
 from runtime.models.fields import Fields
+from runtime.models.head_sizes import HeadSizes
 from runtime.models.rope import RopeSpec, rope_from_hf, stretched_positions
 from runtime.models.spec import HF_ARCHITECTURES, MAX_LAYERS, ModelSpec
 
@@ -28,7 +29,7 @@ class DraftAttention:
 
 
 @dataclass(frozen=True)
-class DraftSpec:
+class DraftSpec(HeadSizes):
     """Shape and constants of a block drafter. Sizes count elements, lengths count tokens.
 
     Its embedding and its head are the target's. `conv_*` and `selector_*` are 0 in version 1.
@@ -62,18 +63,6 @@ class DraftSpec:
     @property
     def num_layers(self) -> int:
         return len(self.attention)
-
-    @property
-    def q_size(self) -> int:
-        return self.num_heads * self.head_dim
-
-    @property
-    def kv_size(self) -> int:
-        return self.num_kv_heads * self.head_dim
-
-    @property
-    def qkv_size(self) -> int:
-        return self.q_size + 2 * self.kv_size
 
     @property
     def context_size(self) -> int:

@@ -117,7 +117,7 @@ MUTATIONS = (
         " or not self._epochs.issubset(row.epoch for row in plan.rows)",
         "",
         test=_TESTS + "a_request_that_is_missed_ends_the_wait",
-        text="a row of a request that has gone enters the pages of its successor; needs a slot or a page that changes hands in time",
+        text="a row of a request that has gone enters the pages of its successor, if a slot or a page changes hands in time",
     ),
     mutation(
         "verify-steps-wait-as-well",
