@@ -21,7 +21,7 @@ from runtime.cli_session import (
 )
 from runtime.config import RunConfig, load_config
 from runtime.cut_short import refuse_too_long, refuse_untimed
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, DraftgraphError
 from runtime.output_path import STDOUT, refuse_unwritable, write_text
 
 if TYPE_CHECKING:
@@ -94,7 +94,12 @@ def bench(
         results = plan.run(settings, lambda: open_engine(settings, quiet, expects))
         if compare:
             plain = load_config(settings, speculator__method="none")
-            without = plan.run(plain, lambda: open_engine(plain, quiet, expects))
+            try:
+                without = plan.run(plain, lambda: open_engine(plain, quiet, expects))
+            except DraftgraphError:
+                # What was timed is not lost with what it was to be compared with; stdout is for whole answers.
+                typer.echo("\n\n".join(map(render_bench, results)), err=True)
+                raise
             results = [compared(result, other) for result, other in zip(results, without, strict=True)]
         text = json.dumps(results[0] if len(results) == 1 else {"runs": results}, indent=2)
         if json_file == STDOUT:

@@ -73,6 +73,7 @@ def compare(
             refuse_unwritable_folder(f"--record {record}", record)
         base = settings_of(config, [*(set_ or []), "sampling.ignore_eos=true"], output_len)
         # Imported once the command line is known to be right.
+        from runtime.blueprint import draw_up
         from runtime.compare import Plan
         from runtime.compare import compare as run_compare
         from runtime.compare_arms import Arm
@@ -82,12 +83,14 @@ def compare(
         _refuse_narrow([arm.config for arm in parsed], levels)
         if several := [arm.config.sampling.n for arm in parsed if arm.config.sampling.n > 1]:
             raise ConfigError(f"sampling.n = {several[0]}: a prompt is answered once here; set it to 1")
-        limit = shortest_limit(arm.config for arm in parsed)
-        refuse_too_long(limit, input_len, output_len)
+        refuse_too_long(shortest_limit(arm.config for arm in parsed), input_len, output_len)
         texts = [] if input_len is not None else prompts_of(base, prompt, prompt_file)
         plan = Plan(levels, texts, base.sampling.params_to_time(), input_len, pairs, num_warmups, same_outputs=not other_outputs)
+        # The others are opened when the first has been measured against itself: what is wrong with them is told before.
+        for arm in parsed[1:]:
+            plan.expects(draw_up(arm.config, silent_bar).intake)
         with (silent_bar if quiet else progress_bar)("comparing", "runs") as advance:
-            report = run_compare(parsed, plan, lambda arm: open_engine(arm.config, True, plan.expects(limit)), advance)
+            report = run_compare(parsed, plan, lambda arm: open_engine(arm.config, True, plan.expects), advance)
         values = report | {"results": [result.as_dict() for result in report["results"]]}
         text = json.dumps(values, indent=2)
         print(text if json_file == STDOUT else render_compare(values), flush=True)

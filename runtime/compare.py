@@ -17,7 +17,7 @@ from runtime.compare_arms import Arm, Sample, measure
 from runtime.compare_statistics import Effect, Told, abba, effect, log_ratios, spread
 from runtime.cut_short import refuse_untimed
 from runtime.gates.verdict import Axis, Verdict
-from runtime.intake import Expects
+from runtime.intake import Intake
 from runtime.machine import describe, gpu_clocks
 from runtime.prompts import Prompt
 from runtime.random_prompts import random_prompts
@@ -50,9 +50,9 @@ class Plan:
     num_warmups: int = 2
     same_outputs: bool = True
 
-    def expects(self, limit: int | None = None) -> Expects:
-        """What an engine is told before it reads weights. limit: tokens of a request at most in the arm that takes fewest."""
-        return lambda intake: refuse_untimed(intake, self.prompts, self.params, self.input_len, limit)
+    def expects(self, intake: Intake) -> None:
+        """Can the model of this intake take what is planned? Asked before its weights are read."""
+        refuse_untimed(intake, self.prompts, self.params, self.input_len)
 
     def prompts_at(self, level: int, engine: Any) -> list[Prompt]:
         """Of one run."""

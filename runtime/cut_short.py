@@ -36,19 +36,16 @@ def refuse_too_long(max_model_len: int | None, length: int | None, output_len: i
         )
 
 
-def refuse_untimed(
-    intake: Intake, prompts: Sequence[Prompt], params: SamplingParams, input_len: int | None = None, limit: int | None = None
-) -> None:
+def refuse_untimed(intake: Intake, prompts: Sequence[Prompt], params: SamplingParams, input_len: int | None = None) -> None:
     """Before weights are read: can these requests be timed?
 
     Args:
         input_len: instead of prompts, random ones of so many tokens.
-        limit: tokens of a request at most, where something else than this model has a say in it; None: what the intake says.
 
     Raises:
         DraftgraphError: a prompt that cannot be used, or one that leaves no room for an answer that only max_tokens ends.
     """
-    limit = intake.max_model_len if limit is None else min(limit, intake.max_model_len)
+    limit = intake.max_model_len
     if input_len is not None:
         params = intake.resolve(params)
         refuse_too_long(limit, input_len, params.max_tokens if _only_length_ends(params) else None)

@@ -6,11 +6,13 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from runtime.cli import app
+from runtime.errors import DeviceError
 from runtime.sampling import SamplingParams
 from tests.cli_process import TEXT, process, write_config
 from tests.fake_engine import FakeEngine, install
@@ -217,6 +219,21 @@ def test_bench_writes_the_keys_that_tools_read(config: str, tmp_path: Path) -> N
     assert len(speculating.params) == len(plain.params) == 8
     assert speculating.params[0].ignore_eos
     assert plain.config.speculator.k == 0
+
+
+def test_what_was_timed_outlives_what_it_was_to_be_compared_with(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = FakeEngine.from_config
+
+    def only_speculating(source: Any, **options: Any) -> FakeEngine:
+        if not source.speculator.k:
+            raise DeviceError("out of memory")
+        return opened(source, **options)
+
+    monkeypatch.setattr(FakeEngine, "from_config", only_speculating)
+    result = invoke("bench", config, "-p", "a", "--repeats", "1", "--set", "speculator.method=ngram", "--compare")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "output: median" in result.stderr
+    assert result.stderr.endswith("error: out of memory\n")
 
 
 def test_bench_json_on_stdout_is_all_of_it(config: str) -> None:

@@ -95,10 +95,19 @@ def test_answers_that_have_no_room(config: str, capsys: pytest.CaptureFixture[st
     assert message in refused(capsys, arguments[0], config, *arguments[1:], "-q")
 
 
-def test_an_arm_with_a_shorter_limit_comes_second(config: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """It would be opened once the first has been measured against itself."""
-    arms = ["--arms", _AUTO, _AUTO.replace("auto", "64")]
-    assert "are above scheduler.max_model_len = 64" in refused(capsys, "compare", config, *arms, "--output-len", "60", "-q")
+@pytest.mark.parametrize(
+    ("arm", "message"),
+    [
+        (_AUTO.replace("auto", "64"), "are above scheduler.max_model_len = 64"),
+        ("speculator.method=dflash speculator.draft_source=/nowhere", "speculator.draft_source = /nowhere: no such file or folder"),
+        ("model.source=/nowhere.gguf", "model.source = /nowhere.gguf: no such file or folder"),
+        ("device=cpu model.dtype=bfloat16", "model.dtype = bfloat16: device = cpu computes in float32"),
+    ],
+    ids=lambda value: value.split("=")[0],
+)
+def test_an_arm_that_comes_second(config: str, capsys: pytest.CaptureFixture[str], arm: str, message: str) -> None:
+    """It is opened once the first has been measured against itself, and is looked at before."""
+    assert message in refused(capsys, "compare", config, "--arms", _AUTO, arm, "--output-len", "60", "-q")
 
 
 def test_an_answer_that_a_stop_may_end_is_waited_for(model: TinyModel) -> None:
