@@ -91,11 +91,13 @@ class DraftOracle:
 
 
 def check_drafts(oracle: DraftOracle, log: DraftLog, texts: Mapping[str, tuple[int, ...]], *, k: int, max_model_len: int) -> int:
-    """Every row of every step drafted what the reference drafts, or nothing where it may not; returns how many rows drafted."""
+    """Every row of every step drafted what the reference drafts, or nothing where it may not, or where no step verifies it; returns
+    how many rows drafted."""
     drafted = unsure = 0
-    for number, (request_id, samples, num_tokens, ids) in enumerate(log.rows()):
+    verified = (plan.proposes for plan in log.plans for _ in plan.rows)
+    for number, (proposes, (request_id, samples, num_tokens, ids)) in enumerate(zip(verified, log.rows(), strict=True)):
         text = texts[request_id]
-        if not samples or num_tokens == len(text):
+        if not proposes or not samples or num_tokens == len(text):
             assert ids == (-1,) * k, f"row {number} of {request_id} must not draft"
             continue
         expected, margin = oracle.drafts(text, num_tokens, k, max_model_len)

@@ -21,7 +21,7 @@ from runtime.engine import Engine
 from runtime.mirror_errors import StaleReadError
 from runtime.sampling import SamplingParams
 from runtime.speculators import dflash_upload, proposers
-from tests.dflash_tapes import SURE, DraftLog, DraftOracle, taped_engine, texts_of
+from tests.dflash_tapes import SURE, DraftLog, DraftOracle, check_drafts, taped_engine, texts_of
 from tests.tiny_checkpoint import TinyShape
 from tests.tiny_drafter import DrafterShape, TinyDrafter, write_tiny_drafter
 from tests.tiny_engine import Arrival, Reference, check_outputs, drive, tiny_reference
@@ -98,24 +98,6 @@ def arrivals_of(seed: int, count: int, longest: int) -> tuple[Arrival, ...]:
     )
 
 
-def check_drafts(oracle: DraftOracle, log: DraftLog, texts: dict[str, tuple[int, ...]], max_model_len: int) -> int:
-    """Rows of a step whose successor verifies drafts have the reference's, the others none; returns how many drafted."""
-    rows, drafted, unsure = log.rows(), 0, 0
-    for plan in log.plans:
-        for _ in plan.rows:
-            request_id, samples, num_tokens, ids = next(rows)
-            text = texts[request_id]
-            if not plan.proposes or not samples or num_tokens == len(text):
-                assert ids == (-1,) * K, f"step {plan.step}: {request_id} must not draft"
-                continue
-            expected, margin = oracle.drafts(text, num_tokens, K, max_model_len)
-            drafted += 1
-            unsure += margin < SURE
-            assert margin < SURE or ids == expected, f"step {plan.step}: {request_id} at {num_tokens} tokens"
-    assert unsure <= max(2, drafted // 10), f"{unsure} of {drafted} rows are too close to call: choose another drafter"
-    return drafted
-
-
 SETTINGS: dict[str, dict[str, Any]] = {
     "async": {},
     "sync": {"runner__async": False, "mirror__policy": "integrated"},
@@ -146,7 +128,7 @@ def test_drafts_are_those_of_a_context_that_keeps_up(
         with opened(name, table, depth=waits, **settings) as (engine, log):
             outputs = drive(engine, arrivals)
             check_outputs(reference, engine, arrivals, outputs)
-            assert check_drafts(drafters[name][1], log, texts_of(outputs), engine.scheduler.max_model_len) > 5
+            assert check_drafts(drafters[name][1], log, texts_of(outputs), k=K, max_model_len=engine.scheduler.max_model_len) > 5
             found.append(([plan.rows for plan in log.plans], list(log.rows())))
             paths = engine.runner.paths
             waited.append((paths.deferred, paths.catch_ups))

@@ -53,7 +53,8 @@ def test_drafts_behind_a_pause_are_those_of_the_reference(
     drafter, oracle = drafters[name]
     arrivals = tuple(arrival(3 + 5 * number, 30 + number, step=number // 3, seed=number) for number in range(6))
     settings: dict[str, Any] = {"scheduler__max_num_seqs": 3, "speculator__num_speculative_tokens": {1: 3, 2: 0}}
-    with taped_engine(reference.model, drafter, k=3, on=open_device("cuda", poison=True), device="cuda", **settings) as (engine, log):
+    settings |= {"on": open_device("cuda", poison=True), "device": "cuda"}
+    with taped_engine(reference.model, drafter, k=3, **settings) as (engine, log):
         engine.scheduler.lengths = ScriptedLengths([3, 0, 0, 0, 0, 0, 3, 3, 0, 0])
         outputs = drive(engine, arrivals)
         check_outputs(reference, engine, arrivals, outputs)
