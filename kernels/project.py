@@ -38,6 +38,8 @@ if not SIMULATED:
 
 _REGISTERS = 96  # four blocks of five warps on a multiprocessor
 
+_REGISTERS_TWO = 112  # three blocks of six warps; with 96 what a tile of two slabs keeps would not all fit
+
 _MAX_WARPS_ONE, _MAX_WARPS_TWO = MAX_WARPS[1:]
 
 
@@ -90,12 +92,16 @@ def put_sum(residual, normed, features, column, row, output, value, factor):
 
 @device_function
 def total_of(partial, warp, parts, slabs, slab, place):
-    """Sum of one element of a slab over the parts of a tile, in order; `warp` is the first of them."""
-    total = f32(0.0)
-    at = (warp * slabs + slab) * i32(TILE) + place
-    for _part in range(parts):
-        total += partial[at]
-        at += slabs * i32(TILE)
+    """Sum of one element of a slab over the parts of a tile, in order; `warp` is the first of them. Four are read at once."""
+    step, at = slabs * i32(TILE), (warp * slabs + slab) * i32(TILE) + place
+    total, part, nothing = partial[at], i32(1), f32(0.0)
+    while part < parts:
+        a, b = partial[at + step], partial[at + i32(2) * step] if part + i32(1) < parts else nothing
+        c = partial[at + i32(3) * step] if part + i32(2) < parts else nothing
+        d = partial[at + i32(4) * step] if part + i32(3) < parts else nothing
+        total = total + a + b + c + d
+        at += i32(4) * step
+        part += i32(4)
     return total
 
 
@@ -203,7 +209,7 @@ def norm_project(out, x, squares, weight, eps, scaled, parts, num_tokens):
     project_rows(ring, partial, scale, out, x, squares, weight, eps, scaled, parts, i32(1), i32(0), num_tokens)
 
 
-@kernel(writes=("out",), max_registers=_REGISTERS, overlap=True, early=("weight",))
+@kernel(writes=("out",), max_registers=_REGISTERS_TWO, overlap=True, early=("weight",))
 def norm_project_two(out, x, squares, weight, eps, scaled, parts, num_tokens):
     """`norm_project` in tiles of 16 outputs, for large weights. Launch, ownership and barriers are the same. Safe under capture.
     Oracle: oracle_fused.norm_project.
@@ -217,7 +223,7 @@ def norm_project_two(out, x, squares, weight, eps, scaled, parts, num_tokens):
     project_rows(ring, partial, scale, out, x, squares, weight, eps, scaled, parts, i32(2), i32(0), num_tokens)
 
 
-@kernel(writes=("out",), max_registers=_REGISTERS, overlap=True, early=("weight",))
+@kernel(writes=("out",), max_registers=_REGISTERS_TWO, overlap=True, early=("weight",))
 def norm_gate_up(out, x, squares, weight, eps, scaled, parts, num_tokens):
     """out[t] = silu(gate) * up, with (gate, up) = x[t] @ weight.T / rms[t], for the live tokens.
 

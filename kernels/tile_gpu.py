@@ -26,6 +26,7 @@ from kernels.lang_mma import (
     wait_first_copies,
     wait_second_copies,
 )
+from kernels.lang_vector import ask_for
 from kernels.lang_warp import lane, quad_sum, warp_barrier
 
 _ROWS = 8
@@ -103,6 +104,10 @@ def _begin(slabs: int, stages: int) -> Callable[..., Any]:
                     copy_slab(u32(at + u32(_SLAB_BYTES)), weight, upper2, lower2, here, size)
             at = u32(at + u32((slabs + 1) * _SLAB_BYTES))
             chunk += parts * i32(_CHUNK)
+        if chunk < depth and lane() < i32(8):  # what is asked for behind the first chunks comes from L2 then
+            ask_for(weight, row_offset(weight, row + lane()) + i64(chunk))
+            if slabs > 1:
+                ask_for(weight, row_offset(weight, other + lane()) + i64(chunk))
 
     return begin
 

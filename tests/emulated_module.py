@@ -128,7 +128,10 @@ def gpu_module(name: str, warp: Warp, **others: ModuleType) -> ModuleType:
         evict_first=lambda: np.uint64(0),
     )
     vectors = ModuleType("kernels.lang_vector")
-    vectors.EIGHT = dict.fromkeys(("float32", "uint16", "float16"), eight_float32)  # type: ignore[attr-defined]
+    vectors.__dict__.update(
+        EIGHT=dict.fromkeys(("float32", "uint16", "float16"), eight_float32),
+        ask_for=lambda array, offset: array.reshape(-1)[int(offset)],  # refuses an element outside
+    )
     stand_ins = {"kernels.lang_mma": mma, "kernels.lang": language, "kernels.lang_warp": warps, "kernels.lang_vector": vectors}
     stand_ins["kernels.lang_bulk"] = bulk
     stand_ins |= {"kernels.lang_element": elements, "kernels.lang_fast": fast, "kernels.lang_overlap": overlap}
