@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -48,6 +50,13 @@ def test_the_source_and_the_test_are_there(mutation: Mutation) -> None:
     if not mutation.gate:
         file, _, function = mutation.test.partition("::")
         assert f"def {function.partition('[')[0]}(" in (ROOT / file).read_text()
+
+
+def test_every_named_test_is_collected_with_its_parameters() -> None:
+    named = sorted({mutation.test for mutation in MUTATIONS if not mutation.gate})
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *named]
+    collected = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert collected.returncode == 0, collected.stderr[-2000:]
 
 
 def test_every_hazard_has_a_mutant_or_a_reason() -> None:
