@@ -73,6 +73,12 @@ def test_targets_of_make(page: str) -> None:
     assert set(re.findall(r"(?:`|^)make (?:[A-Z]+=\S+ )?([a-z]+)", text, re.MULTILINE)) <= targets
 
 
+def test_every_target_stands_in_the_readme() -> None:
+    (named,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [target for target in named.split() if f"make {target}" not in text] == ["clean"]
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_keys_of_a_configuration(page: str) -> None:
     """In backticks, or with a value: `runner.async`, `graphs.ops: plain`, --arms speculator.method=none."""
