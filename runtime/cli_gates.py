@@ -73,12 +73,14 @@ def gates(
             raise ConfigError("gates: --config, --set and --record belong to what is measured; name G3 or G4")
         if record is not None:
             refuse_unwritable_folder(f"--record {record}", record)
+        measured = [name for name in chosen if name in MEASURED]
+        _refuse_unmeasurable(measured, config, set_)
         reports: list[GateReport] = []
         proved = [name for name in chosen if name in PROVED]
         if proved:
             reports += _prove(proved, full=full, schedules=schedules, case=case, device=device, workers=workers, quiet=quiet)
         try:
-            for name in (name for name in chosen if name in MEASURED):
+            for name in measured:
                 found = _measure(name, config, set_, quiet)
                 reports.append(found.report if isinstance(found, Measured) else found)
                 if record is not None and isinstance(found, Measured):
@@ -91,7 +93,7 @@ def gates(
             raise
         satisfied = all(report.verdict is Verdict.SATISFIED for report in reports)
         # Whoever asks for one of them has chosen; whoever does not is told that there is more.
-        left = [] if set(chosen) & set(MEASURED) else list(MEASURED)
+        left = [] if measured else list(MEASURED)
         values = {"satisfied": satisfied, "gates": [report.as_dict() for report in reports], "not_measured": left}
         print(json.dumps(values, indent=2) if as_json else render_reports(reports), flush=True)
         if left and not as_json:
@@ -134,6 +136,19 @@ def _prove(
         with bars(name, "cases") as advance:
             reports.append(run_gate(name, venue, cases=cases, everything=full, progress=advance, workers=workers))
     return reports
+
+
+def _refuse_unmeasurable(names: list[str], config: str, overrides: list[str] | None) -> None:
+    """What one gate needs of the configuration is asked before another takes minutes. Raises ConfigError, PromptError."""
+    from runtime.cuda_probe import cuda_unavailable
+    from runtime.profile.session import refuse_unreplayed
+
+    if not names or cuda_unavailable() is not None:
+        return
+    settings = settings_of(config, overrides)
+    if "G4" in names:
+        prompts_of(settings, None, None)
+        refuse_unreplayed(settings)
 
 
 def _measure(name: str, config: str, overrides: list[str] | None, quiet: bool) -> Measured | GateReport:

@@ -71,6 +71,20 @@ def test_what_a_gate_measured_outlives_the_next_one(monkeypatch: pytest.MonkeyPa
     assert result.stderr.endswith("error: node pass: its process ended with code 9\n")
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [("run.prompts=[]", "no prompt: give --prompt"), ("graphs.mode=eager", "graphs.mode = eager: nothing is replayed")],
+)
+def test_what_a_gate_needs_is_asked_before_another_is_measured(
+    monkeypatch: pytest.MonkeyPatch, override: str, message: str
+) -> None:
+    monkeypatch.setattr("runtime.cuda_probe.cuda_unavailable", lambda: None)
+    monkeypatch.setattr(cli_gates, "_measure", lambda *_: pytest.fail("a gate was measured"))
+    result = CliRunner().invoke(app, ["gates", "G3", "G4", "--set", override, "-q"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+
+
 def test_the_command_refuses_what_it_does_not_know() -> None:
     refused = [
         (["G7"], "gate = G7: must be one of G1, G2"),

@@ -52,8 +52,7 @@ def profile(
         ConfigError, DeviceError: the workload does not fit, CUPTI is missing, a pass ended by a crash.
         TraceRefusedError: a trace contradicts our own counters, or lacks records.
     """
-    if config.graphs.mode != "graph":
-        raise ConfigError(f"graphs.mode = {config.graphs.mode}: nothing is replayed, so there is nothing to see; set it to graph")
+    refuse_unreplayed(config)
     kind, _ = resolve_kind(config.device)
     if kind != "cuda":
         workload, collector = Workload(prompts, 2, steps or CPU_STEPS), collector_of(Mode.HOST, inside=trace is Mode.NODE)
@@ -62,6 +61,12 @@ def profile(
     for mode in PASSES[trace]:
         passes[mode] = Analysis(pass_in_child(config, mode, _workload(mode, prompts, steps or GPU_STEPS), quiet=quiet))
     return Profile(passes)
+
+
+def refuse_unreplayed(config: RunConfig) -> None:
+    """Raises ConfigError: there would be nothing to see."""
+    if config.graphs.mode != "graph":
+        raise ConfigError(f"graphs.mode = {config.graphs.mode}: nothing is replayed, so there is nothing to see; set it to graph")
 
 
 def _workload(mode: Mode, prompts: Sequence[Prompt], steps: int) -> Workload:
