@@ -18,6 +18,7 @@ class StrictLoader(yaml.SafeLoader):
     number, as it is in YAML 1.2 and in JSON."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Raises yaml.MarkedYAMLError: a key is written twice."""
         seen: set[str] = set()
         for key_node, _ in node.value:
             # Only plain keys: "<<" merges may legally be overridden, and keys that are not text fail later by name.

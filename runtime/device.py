@@ -54,6 +54,8 @@ class Capture(Protocol):
 
 
 class Stream(Launcher, Protocol):
+    """A queue of work that runs in order; streams are ordered by events alone."""
+
     name: str
 
     def prepare_copy(self, dst: Array, src: Array) -> Callable[[], None]:

@@ -33,6 +33,7 @@ class DiffLog:
         return len(self._writes)
 
     def note(self, values: npt.NDArray[Any], index: HostIndex) -> None:
+        """`array[index] = values`, as the cells that it writes."""
         if isinstance(index, tuple) and len(index) == 2:
             row, column = index
             if isinstance(row, int) and isinstance(column, int) and row >= 0 and column >= 0:  # one cell: what a step writes most

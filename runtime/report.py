@@ -106,6 +106,7 @@ class RunRecord:
         self._outputs: list[RequestOutput | None] = [None for _ in prompts]
 
     def add(self, event: StreamEvent, now: float) -> None:
+        """Take what the engine said at time `now`, in seconds."""
         self._pieces[event.index].append(event.text)
         if event.token_ids:
             self._tokens[event.index].extend(event.token_ids)

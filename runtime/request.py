@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 
 class RequestState(Enum):
+    """Where a request stands; its ways are at the head of this file."""
+
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"

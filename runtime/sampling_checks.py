@@ -79,6 +79,7 @@ def check_bool(name: str, value: object) -> bool:
 
 
 def stop_strings(values: object) -> tuple[str, ...]:
+    """A text or a list of texts, none of them empty."""
     if isinstance(values, str):
         return stop_strings((values,))
     strings = _listed("stop", values, "strings", MAX_STOP_STRINGS)
@@ -91,11 +92,13 @@ def stop_strings(values: object) -> tuple[str, ...]:
 
 
 def token_ids(name: str, values: object, most: int = MAX_TOKEN_ID) -> tuple[int, ...]:
+    """A list of at most `most` ids, in its order. Whether a vocabulary has them is asked later (runtime/resolve_sampling.py)."""
     ids = _listed(name, values, "token ids", most)
     return tuple(check_int(f"{name}[{index}]", value, low=0, high=MAX_TOKEN_ID) for index, value in enumerate(ids))
 
 
 def allowed_ids(values: object) -> tuple[int, ...] | None:
+    """Ids in ascending order, each once; None: everything is allowed."""
     if values is None:
         return None
     ids = token_ids("allowed_token_ids", values)

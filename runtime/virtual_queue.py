@@ -70,6 +70,7 @@ class OperationQueue:
         return self._serial
 
     def enqueue(self, operation: Operation) -> None:
+        """Take an operation, and run what the schedule runs now. Raises DeviceError after a failure."""
         self._refuse_after_failure()
         self._serial += 1
         operation.serial = self._serial

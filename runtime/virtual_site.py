@@ -25,6 +25,7 @@ class Origin:
 
     @property
     def where(self) -> str:
+        """" (file:line)" of the program that issued the work; "" where nobody looked."""
         if self.site is None:
             return ""
         path = Path(self.site[0])

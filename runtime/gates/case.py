@@ -123,6 +123,7 @@ class Case:
         return self.chunk + 2 * (self.k + 1) + 20
 
     def options(self, *, tape_steps: int = 0) -> ToyOptions:
+        """The engine of this case. tape_steps: steps whose ids are taped; 0: none."""
         blocks_per_slot = -(-self.max_len // BLOCK_SIZE)
         # Room for one and a half sequences of full length: two that grow must fight.
         blocks = blocks_per_slot * 3 // 2 if self.event == "preempt" else blocks_per_slot * self.batch

@@ -44,6 +44,7 @@ class Fields:
         return float(value)  # type: ignore[arg-type]
 
     def boolean(self, key: str, default: bool) -> bool:
+        """true or false; the default where the key is missing or null."""
         value = self._get(key, default)
         if not isinstance(value, bool):
             self.problems.append(f"{key} = {value!r}: must be true or false")
@@ -51,6 +52,7 @@ class Fields:
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
+        """A text, "" after a problem; without a default the key must be there."""
         value = self._get(key, default)
         if value is _MISSING:
             return ""

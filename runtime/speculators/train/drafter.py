@@ -63,6 +63,8 @@ class DynamicConv(nn.Module):
 
 
 class Attention(nn.Module):
+    """Projections of a layer's attention, and the gains of its heads; without biases."""
+
     def __init__(self, spec: DraftSpec, out_std: float) -> None:
         super().__init__()
         hidden, q, kv = spec.hidden_size, spec.q_size, spec.kv_size
@@ -72,6 +74,8 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
+    """Gate, up and down: the SwiGLU of a layer."""
+
     def __init__(self, spec: DraftSpec, out_std: float) -> None:
         super().__init__()
         hidden, inter = spec.hidden_size, spec.intermediate_size
@@ -80,6 +84,8 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
+    """One layer of the drafter; version 2 has a convolution around each sublayer."""
+
     def __init__(self, spec: DraftSpec) -> None:
         super().__init__()
         out_std = INITIAL_STD / (2 * spec.num_layers) ** 0.5

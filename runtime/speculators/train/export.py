@@ -104,6 +104,7 @@ def save_drafter(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, 
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
+    """config.json of a drafter to begin from. Raises CheckpointError."""
     path = Path(folder) / "config.json"
     try:
         values = json.loads(path.read_text("utf-8"))

@@ -56,6 +56,7 @@ class HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, task: HeadTask) -> Any:
+        """hidden [M, s, H]. The gradient of the loss is formed here and kept; backward only scales it."""
         count, slots, width = hidden.shape
         gradient = torch.empty_like(hidden)
         loss, total = (torch.zeros((), device=hidden.device) for _ in range(2))

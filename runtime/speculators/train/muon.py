@@ -25,6 +25,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """One update of every matrix; those of one shape are orthogonalised together. `closure` is not called."""
         for group in self.param_groups:
             by_shape: dict[tuple[int, ...], list[Tensor]] = {}
             for matrix in group["params"]:

@@ -80,6 +80,7 @@ class Trainer:
         }
 
     def take_up(self, state: dict[str, Any]) -> None:
+        """Go on from what was put aside: weights, averages, optimisers, step and notes."""
         self.drafter.load_state_dict(state["drafter"])
         self.averaged.load_state_dict(state["averaged"])
         for optimizer, held in zip(self._optimizers, state["optimizers"], strict=True):
