@@ -7,6 +7,7 @@ digest decides, with or without git.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -185,6 +186,14 @@ def read_records(folder: Path) -> list[tuple[Path, Record]]:
     return [(path, Record.read(path)) for path in sorted(folder.glob("*.yaml"), key=lambda path: path.stem)]
 
 
+def _shown(axis: Axis, *, of_arms: bool) -> tuple[str, str]:
+    """Value and floor. Of arms they are log ratios: shown is how many times as good the first is, and what equal arms differ by."""
+    value, floor = axis.value, axis.floor
+    if of_arms:
+        return "-" if value is None else f"{math.exp(value):.3f}x", "-" if floor is None else f"{100 * math.expm1(floor):.2f} %"
+    return "-" if value is None else f"{value:.4g}", "-" if floor is None else f"{floor:.4g}"
+
+
 def render_records(records: Sequence[tuple[Path, Record]]) -> str:
     """The table: a line an axis, its record's name and verdict in front of the first."""
     if not records:
@@ -198,7 +207,6 @@ def render_records(records: Sequence[tuple[Path, Record]]) -> str:
         lines.append(f"    {record.workload.get('model', '-')} on {device}, {path.name}")
         width = max(len(axis.name) for axis in record.axes)
         for axis in record.axes:
-            value = "-" if axis.value is None else f"{axis.value:.4g}"
-            floor = "-" if axis.floor is None else f"{axis.floor:.4g}"
+            value, floor = _shown(axis, of_arms="arms" in record.workload)
             lines.append(f"    {axis.name:{width}}  {value:>9}  floor {floor:>7}  {axis.verdict.value}: {axis.detail}")
     return "\n".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -286,6 +287,12 @@ def test_the_table_shows_verdicts_figures_and_staleness(tmp_path: Path) -> None:
     assert result.stdout.rstrip("\n") == text
     values = json.loads(CliRunner().invoke(app, ["records", str(tmp_path), "--json"]).stdout)
     assert [entry["stale"] for entry in values["records"]] == [False, True]
+
+
+def test_arms_are_shown_as_ratios(tmp_path: Path) -> None:
+    axis = Axis("time per token at concurrency 1", math.log(1.91), math.log(1.0007), "the first arm is better")
+    record(axis, workload=WORKLOAD | {"arms": ["a=1", "a=2"]}).write(tmp_path)
+    assert "1.910x  floor  0.07 %  SATISFIED" in render_records(read_records(tmp_path))
 
 
 def test_the_records_of_the_repository_are_as_they_were_written() -> None:
