@@ -52,7 +52,7 @@ def gpu_module(name: str, warp: Warp, **others: ModuleType) -> ModuleType:
         wait_second_copies=lambda: warp.wait(2),
         wait_first_copies=lambda: warp.wait(1),
         read16=warp.read16,
-        ring_address=lambda ring: np.uint32(int(ring[0]) << 16),
+        ring_address=lambda ring: np.uint32(int(float(ring[0]) * 4096) << 4),
     )
     mma.floats_of = lambda words: tuple(np.array(words, np.uint32).view(np.float32))  # type: ignore[attr-defined]
     mma.select_bytes = select_bytes  # type: ignore[attr-defined]
@@ -82,6 +82,7 @@ def gpu_module(name: str, warp: Warp, **others: ModuleType) -> ModuleType:
     elements.__dict__.update(
         element=lambda array, offset: array.reshape(-1)[int(offset)],
         early_int=lambda array, offset: array.reshape(-1)[int(offset)],
+        early16=warp.early16,
         put_element=lambda array, offset, value: array.reshape(-1).__setitem__(int(offset), value),
         put16=put16,
         words_of=lambda floats: tuple(np.array(floats, np.float32).view(np.uint32)),

@@ -51,9 +51,11 @@ class Warp:
         self._block_barriers = [threading.Barrier(LANES * warps, timeout=60) for _ in range(blocks)]
         self._cluster_barrier = threading.Barrier(LANES * warps * blocks, timeout=60)
         self._memories: list[dict[int, np.ndarray]] = [{} for _ in range(blocks)]  # shared, by 16 bytes
+        self._seen: list[dict[int, np.ndarray]] = [{} for _ in range(blocks)]  # of that, what warp groups see
         self._engines: list[dict[int, _CountedBarrier]] = [{} for _ in range(blocks)]
         self.products = 0
         self.copies = 0
+        self.early: list[int] = []  # first elements that were loaded early
 
     @property
     def _memory(self) -> dict[int, np.ndarray]:
@@ -77,7 +79,7 @@ class Warp:
         def body(thread: int) -> None:
             warp, self._local.lane = divmod(thread, LANES)
             self._local.block, self._local.warp = divmod(warp, self._warps)
-            self._local.pending, self._local.groups = [], []
+            self._local.pending, self._local.groups, self._local.unseen = [], [], {}
             try:
                 function(*args)
             except BaseException as error:
@@ -141,6 +143,13 @@ class Warp:
         self._pending.append((int(address), words))
         self.copies += int(size) == 16
 
+    def early16(self, array: np.ndarray, offset: Any, wanted: Any) -> Words:
+        """NaN where nothing is wanted: whatever was in the registers."""
+        if not int(wanted):
+            return (np.uint32(0xFFFFFFFF),) * 4
+        self.early.append(int(offset))
+        return load16(array, int(offset))
+
     def commit_copies(self) -> None:
         self._groups.append(self._pending)
         self._local.pending = []
@@ -148,7 +157,17 @@ class Warp:
     def wait(self, newest: int) -> None:
         while len(self._groups) > newest:
             for address, words in self._groups.pop(0):
-                self._memory[address] = np.array(words, np.uint32).view(np.uint8)
+                self._memory[address] = self._local.unseen[address] = np.array(words, np.uint32).view(np.uint8)
+
+    def show_copies(self) -> None:
+        """Copies of this thread that have arrived are seen by warp groups from now on."""
+        self._seen[self._local.block].update(self._local.unseen)
+        self._local.unseen = {}
+
+    def seen16(self, address: int) -> Words:
+        """What warp groups read; NaN where nothing was shown."""
+        assert address % 16 == 0
+        return tuple(self._seen[self._local.block].get(address, np.full(16, 0xFF, np.uint8)).view(np.uint32))
 
     def barrier_begin(self, barrier: Any, arrivals: Any) -> None:
         assert int(barrier) % 8 == 0

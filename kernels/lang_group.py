@@ -1,0 +1,104 @@
+"""A chunk of a wide product by warp groups, Hopper's own tensor core instruction: behind kernels/wide_group_gpu.py.
+
+A group is four warps. It multiplies what lies in shared memory, named by descriptors, while its threads do something else; what
+was copied there by threads is made known to it first. Absent in the simulator. PTX ISA 8, sm_90a: `wgmma.mma_async.sync.aligned`,
+`fence.proxy.async`; layouts: section "Asynchronous warpgroup level matrix instructions", 128-byte swizzle, K-major.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba.cuda import cgutils, types
+from numba.cuda.extending import intrinsic
+from numba.cuda.typing import signature
+
+_WORD, _LONG, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
+
+GROUP_TOKENS = 64
+"""Rows of activations that one instruction takes."""
+
+_STEPS = 4
+"""Instructions over a chunk, of sixteen columns each."""
+
+ATOM = 1024
+"""Bytes of eight lines, within which pieces change places: operands begin at a multiple of it."""
+
+_LAYOUT = 1 << 62 | (ATOM >> 4) << 32 | 1 << 16
+"""Of a descriptor: 128-byte swizzle, eight lines from eight lines; the other distance is not used. Beside it the address / 16."""
+
+
+@intrinsic
+def let_groups_see_copies(typingctx):
+    """What this thread copied to shared memory and waited for is seen by warp groups from the next barrier on."""
+
+    def codegen(context, builder, sig, args):
+        kind = ir.FunctionType(ir.VoidType(), [])
+        builder.call(ir.InlineAsm(kind, "fence.proxy.async.shared::cta;", "~{memory}", side_effect=True), [])
+        return context.get_dummy_value()
+
+    return signature(types.void), codegen
+
+
+def group_products(kind: str, width: int) -> Any:
+    """group_products(sums, rows, weights): sums + the products of GROUP_TOKENS rows of activations with `width` weight rows over a
+    chunk. Called by all threads of a warp group.
+
+    sums: tuple of width / 2 float32: of weight rows 8 j + 2 (lane % 4) + (0, 1) those of row 16 warp + lane / 4, then those eight
+    rows below. rows, weights: uint32, shared addresses of the first lines, multiples of ATOM. kind: bf16 or f16.
+    """
+    count = width // 2
+    floats = types.UniTuple(types.float32, count)
+    totals = ", ".join(f"${i}" for i in range(count))
+    lines = ["wgmma.fence.sync.aligned;"]
+    for step in range(_STEPS):
+        operands = f"${2 * count + step}, ${2 * count + _STEPS + step}"
+        lines.append(f"wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{kind}.{kind} {{{totals}}}, {operands}, 1, 1, 1, 0, 0;")
+    lines += ["wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 0;"]
+    # One statement: nothing may touch the sums between its lines.
+    text, result = "\n".join(lines), ir.LiteralStructType([_FLOAT] * count)
+    tied = [str(i) for i in range(count)]
+    constraints = ",".join(["=f"] * count + tied + ["l"] * (2 * _STEPS) + ["~{memory}"])
+    statement = ir.InlineAsm(
+        ir.FunctionType(result, [_FLOAT] * count + [_LONG] * (2 * _STEPS)), text, constraints, side_effect=True
+    )
+
+    def typed(typingctx, sums, rows, weights):
+        def codegen(context, builder, sig, args):
+            descriptors = []
+            for address in args[1:]:
+                first = builder.zext(builder.lshr(address, ir.Constant(_WORD, 4)), _LONG)
+                first = builder.or_(first, ir.Constant(_LONG, _LAYOUT))
+                descriptors += [builder.add(first, ir.Constant(_LONG, 2 * step)) for step in range(_STEPS)]
+            operands = [*cgutils.unpack_tuple(builder, args[0], count), *descriptors]
+            struct = builder.call(statement, operands, attrs=("convergent",))
+            return context.make_tuple(builder, sig.return_type, [builder.extract_value(struct, i) for i in range(count)])
+
+        return signature(floats, floats, types.uint32, types.uint32), codegen
+
+    return intrinsic(typed)
+
+
+def put_group_sums(width: int, pitch: int) -> Any:
+    """put_group_sums(address, sums): sums of `group_products` to shared memory as [tokens, pitch] float32.
+
+    address: uint32, of this lane's first sum. Within eight weight rows the second four come first in odd rows: lanes that store,
+    or read sixteen bytes, together meet in no bank where pitch % 32 == 8.
+    """
+    count = width // 2
+    floats = types.UniTuple(types.float32, count)
+
+    def typed(typingctx, address, sums):
+        def codegen(context, builder, sig, args):
+            totals = cgutils.unpack_tuple(builder, args[1], count)
+            kind = ir.FunctionType(ir.VoidType(), [_WORD, _FLOAT, _FLOAT])
+            for pair in range(count // 2):
+                offset = (pair % 2 * 8 * pitch + pair // 2 * 8) * 4
+                asm = ir.InlineAsm(kind, f"st.shared.v2.f32 [$0+{offset}], {{$1, $2}};", "r,f,f,~{memory}", side_effect=True)
+                builder.call(asm, [args[0], *totals[2 * pair : 2 * pair + 2]])
+            return context.get_dummy_value()
+
+        return signature(types.void, types.uint32, floats), codegen
+
+    return intrinsic(typed)
