@@ -21,6 +21,7 @@ from runtime.interrupts import noted_interrupts
 from runtime.prompts import Prompt, check_prompt
 from runtime.request_file import FileRequest, read_prompt_file, read_request_file
 from runtime.sampling import SamplingParams
+from runtime.settled_heap import settle_heap
 
 if TYPE_CHECKING:
     from runtime.engine import Engine
@@ -92,7 +93,9 @@ def open_engine(settings: RunConfig, quiet: bool, expects: Expects | None = None
     _choose_simulator(settings)
     from runtime.engine import Engine
 
-    return Engine.from_config(settings, progress=silent_bar if quiet else progress_bar, expects=expects)
+    engine = Engine.from_config(settings, progress=silent_bar if quiet else progress_bar, expects=expects)
+    settle_heap()
+    return engine
 
 
 def _choose_simulator(settings: RunConfig) -> None:
