@@ -15,6 +15,7 @@ import numpy as np
 
 from graphs.arrays import DecoderShape, LayerArrays
 from graphs.flow_ops import FlowLayout, flow_layouts_of
+from graphs.held_ops import HeldLayout
 from graphs.launch import Array
 from graphs.ops import AttentionOps, ForwardPass
 from graphs.plain_ops import Stripes, norm_threads, record_add_norm, record_argmax
@@ -116,7 +117,7 @@ _SPREAD = {
 }
 
 
-Form = Layout | FlowLayout | WideLayout
+Form = Layout | FlowLayout | WideLayout | HeldLayout
 """How a product of our own is laid out."""
 
 
@@ -268,7 +269,7 @@ class FusedOps:
             return
         best_value, best_column = self.scratch.best_value, self.scratch.best_column
         layout = self.layouts.get("head")
-        if isinstance(layout, FlowLayout):
+        if isinstance(layout, FlowLayout | HeldLayout):
             best_value, best_column = layout.record_head(run, logits, (best_value, best_column), rows, live)
         else:
             arguments = (logits, best_value, best_column, rows, run.model.head, shape.vocab_size, live)
@@ -285,7 +286,7 @@ class FusedOps:
 
     def _layout(self, name: str, weight: Array) -> Layout | FlowLayout | None:
         layout = self.layouts[name] if name in self.layouts else layouts_of(name, *weight.shape)[0]
-        assert not isinstance(layout, WideLayout), f"{name}: not asked for a wide form"
+        assert not isinstance(layout, WideLayout | HeldLayout), f"{name}: not asked for a form of many rows, or of a head"
         return layout
 
     def _project_residual(self, run: ForwardPass, name: str, x: Array, weight: Array, norm: Array) -> None:

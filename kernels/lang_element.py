@@ -93,6 +93,31 @@ def early_int(typingctx, array, offset):
     return signature(types.int32, array, types.int64), codegen
 
 
+_EARLY16 = """{
+\t.reg .pred p;
+\tsetp.ne.u32 p, $5, 0;
+\t@p ld.relaxed.gpu.global.L1::no_allocate.L2::128B.v4.u32 {$0, $1, $2, $3}, [$4];
+\t}"""
+
+
+@intrinsic
+def early16(typingctx, array, offset, wanted):
+    """Four uint32, the 16 bytes from element `offset` (int64) of a contiguous array on, aligned to 16: loaded here and nowhere
+    later, past L1. A plain load would be moved down to where it is used, behind `wait_for_launches` for one.
+
+    wanted: uint32; 0: nothing is read, and what is returned is whatever was in the registers.
+    """
+
+    def codegen(context, builder, sig, args):
+        pointer = builder.ptrtoint(_address(context, builder, sig.args[0], args[0], args[1]), ir.IntType(64))
+        kind = ir.FunctionType(ir.LiteralStructType([_WORD] * 4), [ir.IntType(64), _WORD])
+        asm = ir.InlineAsm(kind, _EARLY16, "=r,=r,=r,=r,l,r,~{memory}", side_effect=True)
+        struct = builder.call(asm, [pointer, args[2]])
+        return context.make_tuple(builder, sig.return_type, [builder.extract_value(struct, i) for i in range(4)])
+
+    return signature(types.UniTuple(types.uint32, 4), array, types.int64, types.uint32), codegen
+
+
 def _float_function(instruction: str) -> Any:
     def typed(typingctx, value):
         def codegen(context, builder, sig, args):

@@ -17,10 +17,12 @@ import numpy as np
 
 from graphs.flow_ops import FlowLayout, flow_layouts_of
 from graphs.fused_ops import HEAD_THREADS, Layout, layouts_of, stripes_of
+from graphs.held_ops import HeldLayout, head_layout_of
 from kernels.flow_head import flow_argmax
 from kernels.flow_project import flow_gate_up, flow_project
 from kernels.flow_residual import flow_residual
 from kernels.head import project_argmax
+from kernels.held_head import held_argmax
 from kernels.project import norm_gate_up, norm_project, norm_project_two, project_residual, project_residual_two
 from kernels.tile import TILE_ROWS
 from runtime.checkpoint.weights import STORAGE, WeightDtype
@@ -42,6 +44,9 @@ _FEWEST_COPIES, _MOST_COPIES = 6, 300
 """The launch of a graph must not show in the time of a product."""
 
 
+ProductLayout = Layout | FlowLayout | HeldLayout
+
+
 @dataclass(frozen=True)
 class Product:
     """A product of a decode step. `name`: qkv, out, gate_up, down or head."""
@@ -60,7 +65,7 @@ class ProductTimes:
     rows: int
     weight_bytes: int
     times: dict[str, list[float]]
-    layout: Layout | FlowLayout | None = None
+    layout: ProductLayout | None = None
 
     def median(self, which: str) -> float:
         return statistics.median(self.times[which])
@@ -90,6 +95,15 @@ def products_of(model: str, spec: ModelSpec) -> list[Product]:
         Product(model, "down", hidden, inter),
         Product(model, "head", spec.vocab_size, hidden),
     ]
+
+
+def layouts_of_product(product: Product) -> list[ProductLayout | None]:
+    """What ours is chosen among; None: the usual head."""
+    shape = product.name, product.outputs, product.depth
+    if product.name != "head":
+        return [*layouts_of(*shape), *flow_layouts_of(*shape)]
+    head = head_layout_of(product.outputs, product.depth)
+    return [None, head] if head else [None]
 
 
 class ProductBench:
@@ -123,9 +137,7 @@ class ProductBench:
         self.live = self._array("live", (1,), np.int32)
         device.upload(self.live, np.array([rows], np.int32))
         self._build = {"qkv": self._qkv, "gate_up": self._gate_up, "head": self._head}.get(product.name, self._residual)()
-        shape = product.name, outputs, depth
-        usual: list[Layout | None] = [None] if product.name == "head" else [*layouts_of(*shape)]
-        self.layouts: list[Layout | FlowLayout | None] = [*usual, *flow_layouts_of(*shape)]
+        self.layouts = layouts_of_product(product)
         self.layout = self.layouts[0]
 
     def close(self) -> None:
@@ -239,13 +251,16 @@ class ProductBench:
         column = self._array("best_column", (stripes, self.rows), np.int32)
 
         def multiply(weight: Any, layout: Any) -> None:
-            if isinstance(layout, FlowLayout):
-                best = value[: layout.grid], column[: layout.grid]
-                flowing = (self.out, *best, self.x, weight, outputs, layout.parts, self.live)
-                self.stream.launch(flow_argmax, layout.grid, 32 * layout.warps, *flowing)
+            if layout is None:
+                arguments = (self.out, value, column, self.x, weight, outputs, self.live)
+                self.stream.launch(project_argmax, stripes, HEAD_THREADS, *arguments)
                 return
-            arguments = (self.out, value, column, self.x, weight, outputs, self.live)
-            self.stream.launch(project_argmax, stripes, HEAD_THREADS, *arguments)
+            best, threads = (value[: layout.grid], column[: layout.grid]), 32 * layout.warps
+            if isinstance(layout, HeldLayout):
+                self.stream.launch(held_argmax, best[0].shape[0], threads, self.out, *best, self.x, weight, outputs, self.live)
+                return
+            flowing = (self.out, *best, self.x, weight, outputs, layout.parts, self.live)
+            self.stream.launch(flow_argmax, best[0].shape[0], threads, *flowing)
 
         return multiply
 

@@ -35,6 +35,7 @@ SIGNATURES: dict[str, str] = {
     "flow_residual": "f2 s2 f2 s2 s2 f1 i i1",
     "flow_residual_tap": "f2 s2 f2 s2 s2 s2 f1 i i i1",
     "flow_argmax": "f2 f2 i2 s2 s2 i i i1",
+    "held_argmax": "f2 f2 i2 s2 s2 i i1",
     "project_residual": "f2 s2 f2 s2 s2 f1 i i1",
     "project_residual_two": "f2 s2 f2 s2 s2 f1 i i1",
     "project_residual_tap": "f2 s2 f2 s2 s2 s2 f1 i i i1",

@@ -9,7 +9,7 @@ from kernels.lang import Kernel
 
 WAIT, START = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
 
-_INSTRUCTION = re.compile(r"(?:@!?%p\d+\s+)?([a-z][\w.:]*)\s+(.*);")
+_INSTRUCTION = re.compile(r"(?:@!?%?p\d*\s+)?([a-z][\w.:]*)\s+(.*);")
 _STORES = re.compile(r"(st|red|atom)\.(?!shared|local|param)")
 _READS = re.compile(r"ld\.(?!shared|local|param)|cp\.async\..*global")
 

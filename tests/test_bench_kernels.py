@@ -99,8 +99,8 @@ def test_auto_chooses_among_the_heads_of_an_engine(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(forward_rig, "OpsChooser", Chooser)
     flowing = FlowLayout(2, 8, 132)
-    for known in ([flowing], []):
-        monkeypatch.setattr("runtime.models.scratch.flow_layouts_of", lambda *shape, known=known: known)
+    for known in (flowing, None):
+        monkeypatch.setattr("runtime.models.scratch.head_layout_of", lambda *shape, known=known: known)
         rig.add_auto()
     assert heads == [flowing, None]
 

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from kernels import oracle_fused as oracle
-from kernels.argmax import NO_TOKEN
 from kernels.flow_head import flow_argmax
 from kernels.flow_project import flow_gate_up, flow_project
 from kernels.flow_residual import flow_residual, flow_residual_tap
-from kernels.head import best_of_stripes
 from tests.fused_cases import EPS, LAUNCHES, STORAGE, check, out_of, residual_case, wide_args
-from tests.kernel_cases import Launch, floats, live, poisoned, untouched
+from tests.head_cases import check_head, head_case
+from tests.kernel_cases import Launch, floats, live, poisoned
 from tests.storage_cases import stored
 
 CASES = pytest.mark.parametrize(
@@ -94,26 +93,5 @@ def test_flow_residual_to_a_tap(launch: Launch, storage: str) -> None:
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize(("count", "vocab_size", "padding"), [(1, 21, 3), (3, 140, 0), (17, 13, 8), (9, 60, 4)])
 def test_flow_argmax(launch: Launch, storage: str, parts: int, count: int, vocab_size: int, padding: int) -> None:
-    weight, rows = floats(47, vocab_size + padding, 128), floats(48, count + 1, 128)
-    weight[vocab_size:] *= 1000  # the padding would win
-    weight[[3, vocab_size - 1]] = weight[3] * 4  # ties between columns of different stripes
-    rows[1:count:3, 5] = np.nan  # and so every logit
-    args: dict[str, Any] = {
-        "logits": untouched(count + 1, vocab_size + padding),
-        "best_value": untouched(3, count + 1),
-        "best_column": untouched(3, count + 1, dtype=np.int32),
-        "x": stored(poisoned(rows, count), storage),
-        "weight": stored(weight, storage),
-        "vocab_size": vocab_size,
-        "parts": parts,
-        "num_rows": live(count),
-    }
-    wide = wide_args(args)
-    logits = oracle.project_argmax(wide["logits"], wide["x"], wide["weight"], args["num_rows"])
-    held = check(launch, flow_argmax, args, {}, storage, wide={"logits": logits})
-    out = untouched(count + 1, dtype=np.int32)
-    launch.run(best_of_stripes, out, held["best_value"], held["best_column"], args["num_rows"])
-    best = held["logits"][:count, :vocab_size].argmax(axis=1)
-    best[1::3] = NO_TOKEN
-    np.testing.assert_array_equal(out[:count], best)
-    assert out[count] == -7
+    args = head_case(storage, count, vocab_size, padding, 128) | {"parts": parts}
+    check_head(launch, flow_argmax, args, storage)

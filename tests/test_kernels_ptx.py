@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from kernels.held_head import held_argmax
 from kernels.lang import Kernel
 from tests.kernel_signatures import SIGNATURES, storages_of
 from tests.ptx_order import START, before_wait
@@ -86,6 +87,19 @@ def test_weights_that_flow_are_copied_in_runs(ptx: dict[str, dict[str, dict[str,
     assert f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32" in text
     assert "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes" in text
     assert ".local" not in text
+
+
+@pytest.mark.parametrize("storage", ["float16", "bfloat16"])
+def test_weights_that_are_held_are_loaded_where_they_are_asked_for(
+    ptx: dict[str, dict[str, dict[str, str]]], storage: str
+) -> None:
+    """As above; a plain load would be moved behind the wait, and the first tile with it."""
+    text = ptx["held_argmax"][storage].get("ptx", "")
+    kind, early = {"float16": "f16", "bfloat16": "bf16"}[storage], text.partition("griddepcontrol.wait")[0]
+    assert text.count(f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32") == 36
+    assert early.count("ld.relaxed.gpu.global.L1::no_allocate.L2::128B.v4.u32") == 36
+    assert ".local" not in text
+    assert before_wait(held_argmax, text, SIGNATURES["held_argmax"]).reads == {"weight"}
 
 
 OVERLAPPING = [(kernel, storage) for kernel in KERNELS if kernel.overlap for storage in storages_of(SIGNATURES[kernel.name])]

@@ -48,6 +48,7 @@ def test_what_comes_before_the_wait_is_found() -> None:
     assert read("    mov.u32 %r2, 1;") == Before((), frozenset(), starts=False, waits=True)
     assert read("    ld.global.f32 %f1, [%rd5];").reads == {"x"}
     assert read("    @%p1 ld.global.cg.s32 %r3, [%rd5+4];").reads == {"x"}
+    assert read("    {\n    @p ld.relaxed.gpu.global.v4.u32 {%r3, %r4, %r5, %r6}, [%rd5];\n    }").reads == {"x"}
     assert read("    cp.async.cg.shared.global [%r1], [%rd5], 16, %r1;").reads == {"x"}
     assert read("    ld.global.f32 %f1, [%rd9];").reads == {None}
     assert read("    ld.shared.f32 %f1, [%r1];\n    st.shared.f32 [%r1], %f1;") == Before((), frozenset(), starts=False, waits=True)

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from graphs.arrays import Scratch
-from graphs.flow_ops import flow_layouts_of
 from graphs.fused_ops import FusedOps, FusedScratch, stripes_of, why_not_fused
+from graphs.held_ops import head_layout_of
 from graphs.launch import Array
 from graphs.ops import OpTable
 from graphs.plain_ops import PagedAttention, PlainOps, Stripes
@@ -97,15 +97,15 @@ def build_ops(
     if invariant:
         return OpTable(fused), "fused for every step: batch_invariant"
     if choice == "auto" and chooser is not None:
-        return chooser(with_flowing_head(fused, spec), library, sizes)
+        return chooser(with_fast_head(fused, spec), library, sizes)
     rows = MOST_FUSED_ROWS if choice == "fused" else AUTO_FUSED_ROWS
     return OpTable(library, ((rows, fused),)), f"fused up to {rows} token rows, library products above"
 
 
-def with_flowing_head(fused: FusedOps, spec: ModelSpec) -> FusedOps:
-    """The set with a head whose weights flow, where its shape has one: what competes with the library's."""
-    flowing = flow_layouts_of("head", spec.vocab_size, spec.hidden_size)
-    return replace(fused, layouts={"head": flowing[0]}) if flowing else fused
+def with_fast_head(fused: FusedOps, spec: ModelSpec) -> FusedOps:
+    """The set with the head that competes with the library's, where its shape has one (graphs/held_ops.py)."""
+    layout = head_layout_of(spec.vocab_size, spec.hidden_size)
+    return replace(fused, layouts={"head": layout}) if layout else fused
 
 
 def _stripes(device: Any, spec: ModelSpec, sizes: StepSizes) -> Stripes:
