@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutation import mutation
 
-_FILE = "kernels/flow_gpu.py"
+_FILE, _HELD = "kernels/flow_gpu.py", "kernels/held_gpu.py"
 _TILES = "tests/test_gpu_flow.py::test_tiles[8-40-576-3-6-8-40-bfloat16]"
 
 MUTATIONS = (
@@ -47,5 +47,35 @@ MUTATIONS = (
         test="tests/test_gpu_slab.py::test_lanes_of_a_read_have_banks_of_their_own",
         text="only on a GPU, and there the halves of odd rows are changed over: the ids are others",
         expects="assert",
+    ),
+    mutation(
+        "lines-of-the-same-tile-asked-for-again",
+        "9d-49",
+        _HELD,
+        "        near, far = place_of(weight, after + member), place_of(weight, after + member + i32(8))",
+        "        near, far = place_of(weight, row + member), place_of(weight, row + member + i32(8))",
+        test="tests/test_gpu_held.py::test_head[2-100-3-1-bfloat16]",
+        text="only on a GPU: the common form holds nothing",
+        expects="AssertionError",
+    ),
+    mutation(
+        "tile-behind-the-last-one-read",
+        "9d-49",
+        _HELD,
+        "        member, quad, wanted = lane() >> i32(2), lane() & i32(3), is_there(weight, after)",
+        "        member, quad, wanted = lane() >> i32(2), lane() & i32(3), u32(1)",
+        test="tests/test_gpu_held.py::test_no_weight_is_asked_for_twice",
+        text="no result depends on it: a third of the weights is read once more",
+        expects="assert",
+    ),
+    mutation(
+        "rows-beyond-eight-with-the-last-tile-s-weights",
+        "9d-49",
+        "kernels/held_head.py",
+        "                    after = first\n",
+        "                    after = outputs\n",
+        test="tests/test_gpu_held.py::test_head[3-90-9-1-bfloat16]",
+        text="only on a GPU, and only with more than eight rows of logits",
+        expects="AssertionError",
     ),
 )
