@@ -140,6 +140,22 @@ def test_drafts_are_those_of_a_context_that_keeps_up(
     assert depth == 1 or deferred > catch_ups, "nothing waited for longer than a step"
 
 
+def test_sampled_texts_are_those_of_a_context_that_keeps_up(opened: Opened) -> None:
+    """Drafts that are drawn, and graphs that are captured when the first such request is there."""
+    texts = []
+    for depth in (3, 0):
+        with opened("v2", NOW_AND_THEN, depth=depth, schedule="random", seed=1) as (engine, log):
+            arrivals = [
+                Arrival(each.prompt, SamplingParams(max_tokens=20, temperature=0.8, seed=number, ignore_eos=True), each.step)
+                for number, each in enumerate(arrivals_of(seed=8, count=6, longest=10))
+            ]
+            texts.append(([output.token_ids for output in drive(engine, arrivals)], list(log.rows())))
+            assert (engine.runner.paths.deferred > 0) == (depth > 0)
+            launched = engine.runner.library.launches
+            assert any(key.sampled and key.defers for key in launched) == (depth > 0)
+    assert texts[0] == texts[1]
+
+
 def one_by_one(out: Any, x: Any, weight: Any) -> None:
     """A product whose rows do not hang on how many there are, as those of a library do in the last bit."""
     for row in range(len(x)):
