@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutation import mutation
 
 _TILE, _TEST = "kernels/wide_tile_gpu.py", "tests/test_gpu_wide.py::test_products"
-_SMALL = _TEST + "[bfloat16-9-120-456-0-1]"
+_SMALL = _TEST + "[bfloat16-9-120-456-0-1-wide_tile_gpu]"
 
 MUTATIONS = (
     mutation(
