@@ -30,6 +30,11 @@ def on_hopper() -> bool:
     return bool(numba_cuda.get_current_device().compute_capability >= HOPPER)
 
 
+def has_warp_groups() -> bool:
+    """Has it the instructions of kernels/lang_group.py? They are Hopper's alone."""
+    return bool(numba_cuda.get_current_device().compute_capability[0] == HOPPER[0])
+
+
 def _form(name: str, otherwise: str | None = None) -> Any:
     def choose(*types: Any) -> Any:
         if on_hopper():
@@ -47,6 +52,13 @@ def wait_for_launches():
 @primitive(_form("start_form"))
 def let_next_launch_start():
     """Let the launch behind this one start, once all blocks have come here or ended. Not before `wait_for_launches`."""
+
+
+@primitive(lambda counts: lang_cluster.early_count_form)
+def early_count(counts):
+    """counts[0] of an int32 array named in `early=`. Before `wait_for_launches`: behind it a load queues behind the weights that are
+    under way."""
+    return counts[0]
 
 
 @primitive(_form("rank_form"))

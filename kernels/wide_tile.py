@@ -3,7 +3,7 @@
 kernels/tile.py reads its weights once for every eight rows; here they are read once for 64, and what is read again by every block
 is the activations: a tile is as high as gives each multiprocessor of a large GPU one of a large matrix. What a row yields depends
 on that row alone. On a GPU with 16-bit weights the tensor cores take weights and activations from a ring of chunks
-(kernels/wide_tile_gpu.py); elsewhere each sum is computed where it is asked for.
+(kernels/wide_group_gpu.py), where there are warp groups; elsewhere each sum is computed where it is asked for.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 from kernels.lang import SIMULATED, device_function, f32, i32
+from kernels.lang_overlap import has_warp_groups
 from kernels.lang_storage import widen
 from kernels.lang_warp import primitive
 from kernels.project import divide
 from kernels.tile import CHUNK
 
 if not SIMULATED:
-    import kernels.wide_tile_gpu as wide_tile_gpu
+    import kernels.wide_group_gpu as wide_group_gpu
 
 WIDE_TOKENS = 64
 """Rows of activations that are multiplied at once."""
@@ -29,20 +30,20 @@ HEIGHT = 192
 WIDE_WARPS = 8
 """Warps of a block that multiply, on a GPU."""
 
-RING_BYTES = 0 if SIMULATED else wide_tile_gpu.RING_BYTES
+RING_BYTES = 0 if SIMULATED else wide_group_gpu.RING_BYTES
 """Dynamic shared memory of a block: most of what a multiprocessor has."""
 
 
 def _gpu_begin(ring: Any, weight: Any, *rest: Any) -> Callable[..., Any] | None:
-    return wide_tile_gpu.BEGIN.get(str(weight.dtype))
+    return wide_group_gpu.BEGIN.get(str(weight.dtype)) if has_warp_groups() else None
 
 
 def _gpu_multiply(ring: Any, x: Any, token: Any, weight: Any, *rest: Any) -> Callable[..., Any] | None:
-    return wide_tile_gpu.MULTIPLY.get((str(x.dtype), str(weight.dtype)))
+    return wide_group_gpu.MULTIPLY.get((str(x.dtype), str(weight.dtype))) if has_warp_groups() else None
 
 
 def _gpu_sums(ring: Any, x: Any, weight: Any, *rest: Any) -> Callable[..., Any] | None:
-    return wide_tile_gpu.SUMS.get((str(x.dtype), str(weight.dtype)))
+    return wide_group_gpu.SUMS.get((str(x.dtype), str(weight.dtype))) if has_warp_groups() else None
 
 
 @primitive(_gpu_begin)

@@ -55,7 +55,7 @@ def compile_kernel(kernel: Kernel) -> dict[str, dict[str, str]]:
 
 def compile_types(kernel: Kernel, types: tuple[Any, ...]) -> dict[str, str]:
     try:
-        return {"ptx": cuda.compile_ptx(kernel.py_func, types, cc=SM_90)[0]}
+        return {"ptx": cuda.compile_ptx(kernel.py_func, types, cc=(*SM_90, "a"))[0]}
     except (NumbaError, TypeError) as error:
         return {"error": f"{type(error).__name__}: {error}"}
 

@@ -1,8 +1,7 @@
 """kernels/lang_wide.py and lang_group.py in emulated warps: their own code is run, and the instructions that it writes carried out.
 
 What tests/warp_emulator.py hands to kernels are functions in the place of intrinsics; here the intrinsics themselves are tested,
-so that an offset in the text of an instruction is too. Layouts: PTX ISA 8, `ldmatrix`, "Matrix fragments for mma.m16n8k16" and
-"Asynchronous warpgroup level matrix instructions".
+so that an offset in the text of an instruction is too.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ import kernels
 from tests.group_emulator import WarpGroups
 from tests.warp_emulator import LANES, Warp
 
-_KINDS = {"bf16": "bfloat16", "f16": "float16"}
-
 
 class _Builder:
     """Of llvmlite's IRBuilder what these modules use, on numbers."""
@@ -33,9 +30,6 @@ class _Builder:
         self._groups = WarpGroups(warp)
         self._barriers: dict[tuple[int, int], threading.Barrier] = {}
         self._lock = threading.Lock()
-
-    def xor(self, value: Any, constant: Any) -> np.uint32:
-        return np.uint32(int(value) ^ int(constant.constant))
 
     def lshr(self, value: Any, constant: Any) -> int:
         return int(value) >> int(constant.constant)
@@ -55,27 +49,13 @@ class _Builder:
     def call(self, asm: Any, args: Any, attrs: Any = ()) -> Any:
         text = asm.asm
         operation = text.split(".")[0]
-        if operation in ("ldmatrix", "mma", "bar", "wgmma"):
+        if operation in ("bar", "wgmma"):
             assert "convergent" in attrs, f"{text}: a copy of it in each arm of a branch would run with half a warp"
-        if operation != "mma":
-            assert "~{memory}" in asm.constraint, text
-            assert asm.side_effect, text
+        assert "~{memory}" in asm.constraint, text
+        assert asm.side_effect, text
         if operation == "wgmma":
             return self._groups.multiply(text, asm.constraint, args)
         return getattr(self, f"_{operation}")(text, args)
-
-    def _ldmatrix(self, text: str, args: Any) -> tuple[np.uint32, ...]:
-        assert text.startswith("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4")
-        rows = self._warp.combine(int(args[0]) + _offset(text), lambda lane: list(range(LANES)), lambda values: values)
-        banks = [{row // 16 % 8 for row in rows[8 * i : 8 * i + 8]} for i in range(4)]
-        assert all(len(of_matrix) == 8 for of_matrix in banks), "rows of a matrix meet in a bank"
-        group, quad = divmod(int(self._warp.lane()), 4)
-        return tuple(self._warp.read16(rows[8 * i + group])[quad] for i in range(4))
-
-    def _mma(self, text: str, args: Any) -> tuple[np.float32, ...]:
-        kind = re.match(r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.(\w+)\.\1\.f32", text)
-        assert kind is not None
-        return self._warp.mma(_KINDS[kind[1]], tuple(args[6:]), *args[:6])
 
     def _st(self, text: str, args: Any) -> None:
         """Lanes that store eight bytes each do so by halves of a warp."""

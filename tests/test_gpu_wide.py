@@ -17,7 +17,6 @@ RING = np.full(1, 1040 / 65536, np.float32)  # its address in the emulator's own
 HALF = 96
 
 
-@pytest.mark.parametrize("form", ["wide_tile_gpu", "wide_group_gpu"])
 @pytest.mark.parametrize(
     ("storage", "tokens", "outputs", "depth", "part", "parts"),
     [
@@ -29,10 +28,10 @@ HALF = 96
         ("bfloat16", 5, 192, 128, 2, 3),  # no column left
     ],
 )
-def test_products(form: str, storage: str, tokens: int, outputs: int, depth: int, part: int, parts: int) -> None:
+def test_products(storage: str, tokens: int, outputs: int, depth: int, part: int, parts: int) -> None:
     """Rows from 1 on of activations that have a row more in front; halves at rows that leave their last rows without weights."""
     warp = Warp(8)
-    module = gpu_module(form, warp, **{name: fragments_module(warp, name) for name in ("lang_wide", "lang_group")})
+    module = gpu_module("wide_group_gpu", warp, **{name: fragments_module(warp, name) for name in ("lang_wide", "lang_group")})
     x, weight = stored(floats(1, 1 + tokens, depth), storage), stored(floats(3, outputs, depth), storage)
     kind, first, second = NUMPY[storage], np.int32(outputs - HALF + 8), np.int32(8)
     found, shared = np.full((tokens, 2 * HALF), -7, np.float32), (np.int32(part), np.int32(parts))

@@ -1,17 +1,17 @@
-"""Mutations of the products of many rows: what their ring holds, and where."""
+"""Mutations of the products of many rows: what their ring holds and where, and what warp groups see of it."""
 
 from __future__ import annotations
 
 from tests.mutants.mutation import mutation
 
-_TILE, _TEST = "kernels/wide_tile_gpu.py", "tests/test_gpu_wide.py::test_products"
-_SMALL = _TEST + "[bfloat16-9-120-456-0-1-wide_tile_gpu]"
+_GROUP, _LANG, _TEST = "kernels/wide_group_gpu.py", "kernels/lang_group.py", "tests/test_gpu_wide.py::test_products"
+_SMALL = _TEST + "[bfloat16-9-120-456-0-1]"
 
 MUTATIONS = (
     mutation(
         "ring-refilled-before-it-was-read",
         "9d-49",
-        _TILE,
+        _GROUP,
         "                copy_weights(u32(to + behind), weight, first, second, ahead)",
         "                copy_weights(u32(to + turn), weight, first, second, ahead)",
         test=_SMALL,
@@ -19,11 +19,41 @@ MUTATIONS = (
         expects="AssertionError",
     ),
     mutation(
-        "pieces-of-a-line-that-meet-in-a-bank",
+        "pieces-where-warp-groups-do-not-look",
         "9d-49",
-        _TILE,
+        _GROUP,
         "    return u32(line * i32(LINE) + ((piece ^ (line & i32(7))) << i32(4)))",
         "    return u32(line * i32(LINE) + (piece << i32(4)))",
+        test=_SMALL,
+        text="only on a GPU",
+        expects="AssertionError",
+    ),
+    mutation(
+        "copies-that-warp-groups-do-not-see",
+        "9d-49",
+        _GROUP,
+        "            let_groups_see_copies()\n",
+        "",
+        test=_SMALL,
+        text="only on a GPU, and there seldom",
+        expects="AssertionError",
+    ),
+    mutation(
+        "ring-that-begins-within-a-swizzle",
+        "9d-49",
+        _GROUP,
+        "u32(ATOM - 1)) & u32(0xFFFFFC00)",
+        "u32(LINE - 1)) & u32(0xFFFFFF80)",
+        test=_SMALL,
+        text="only on a GPU whose driver puts shared memory elsewhere than at a multiple of 1,024 bytes",
+        expects="AssertionError",
+    ),
+    mutation(
+        "sixteen-columns-too-far",
+        "9d-49",
+        _LANG,
+        "builder.add(first, ir.Constant(_LONG, 2 * step))",
+        "builder.add(first, ir.Constant(_LONG, 4 * step))",
         test=_SMALL,
         text="only on a GPU",
         expects="AssertionError",
