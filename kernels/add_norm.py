@@ -12,7 +12,7 @@ from kernels.behind_product import EIGHT, added, multiplied, sum_of_eight
 from kernels.block_reduce import block_total
 from kernels.lang import MAX_THREADS, cuda, device_function, f32, i32, kernel
 from kernels.lang_eight import read_eight, read_eight_flat, write_eight
-from kernels.lang_overlap import let_next_launch_start, wait_for_launches
+from kernels.lang_overlap import early_count, let_next_launch_start, wait_for_launches
 from kernels.lang_storage import narrow, widen
 
 MOST_PARTS = 6
@@ -60,10 +60,10 @@ def add_norm_eights(residual, normed, features, x, gain, eps, column, parts, num
     """Both kernels below for a multiple of eight columns, and with `parts` those of kernels/wide_parts.py."""
     columns, last = i32(residual.shape[1]), i32(residual.shape[1]) - i32(EIGHT)
     own, step = i32(cuda.threadIdx.x) * i32(EIGHT), i32(cuda.blockDim.x) * i32(EIGHT)
+    row, live = i32(cuda.blockIdx.x), early_count(num_tokens)
     gains = read_eight_flat(gain, min(own, last))  # nobody writes them: under way before the product has ended
     wait_for_launches()
     let_next_launch_start()
-    row, live = i32(cuda.blockIdx.x), i32(num_tokens[0])
     while row < live:
         sums, squares, i = gains, f32(0.0), own
         while i < columns:
@@ -102,7 +102,7 @@ def add_norm_columns(residual, normed, features, x, gain, eps, column, num_token
         row += i32(cuda.gridDim.x)
 
 
-@kernel(writes=("residual", "normed"), max_registers=_REGISTERS, overlap=True, early=("gain",))
+@kernel(writes=("residual", "normed"), max_registers=_REGISTERS, overlap=True, early=("gain", "num_tokens"))
 def add_norm(residual, normed, x, gain, eps, num_tokens):
     """residual[t] += x[t]; normed[t] = RMSNorm(residual[t]) * gain for the live tokens.
 
@@ -125,7 +125,7 @@ def add_norm(residual, normed, x, gain, eps, num_tokens):
         add_norm_columns(residual, normed, None, x, gain, eps, i32(0), num_tokens, scratch)
 
 
-@kernel(writes=("residual", "normed", "features"), max_registers=_REGISTERS, overlap=True, early=("gain",))
+@kernel(writes=("residual", "normed", "features"), max_registers=_REGISTERS, overlap=True, early=("gain", "num_tokens"))
 def add_norm_tap(residual, normed, features, x, gain, eps, column, num_tokens):
     """`add_norm`, and features[t, column : column + H] = the new residual.
 

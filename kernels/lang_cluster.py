@@ -13,7 +13,8 @@ from numba.cuda import types
 from numba.cuda.extending import intrinsic
 from numba.cuda.typing import signature
 
-from kernels.lang import i32
+from kernels.lang import i32, i64
+from kernels.lang_element import early_int
 
 _WORD = ir.IntType(32)
 _FLOAT = ir.FloatType()
@@ -110,6 +111,10 @@ def wait_form():
 
 def start_form():
     _start()
+
+
+def early_count_form(counts):
+    return early_int(counts, i64(0))
 
 
 def rank_form():

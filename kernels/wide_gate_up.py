@@ -10,7 +10,7 @@ from __future__ import annotations
 from kernels.lang import cuda, device_function, f32, i32, kernel
 from kernels.lang_eight import write_eight
 from kernels.lang_fast import sigmoid
-from kernels.lang_overlap import let_next_launch_start, wait_for_launches
+from kernels.lang_overlap import early_count, let_next_launch_start, wait_for_launches
 from kernels.wide_tile import HEIGHT, RING_BYTES, WIDE_TOKENS, begin_wide, multiply_wide, place_of, wide_sums
 
 _REGISTERS = 168  # of eight warps, beside a block of the norm in front
@@ -40,7 +40,7 @@ def eight_gated(g, u):
     )
 
 
-@kernel(writes=("out",), max_registers=_REGISTERS, overlap=True, early=("weight",), shared=RING_BYTES)
+@kernel(writes=("out",), max_registers=_REGISTERS, overlap=True, early=("weight", "num_tokens"), shared=RING_BYTES)
 def wide_gate_up(out, x, weight, num_tokens):
     """out[t] = silu(gate) * up, with (gate, up) = x[t] @ weight.T, for the live tokens.
 
@@ -56,12 +56,11 @@ def wide_gate_up(out, x, weight, num_tokens):
     ring = cuda.shared.array(0, f32)
     outputs, step = i32(out.shape[1]), i32(cuda.gridDim.x) * i32(OUTPUTS)
     base = i32(cuda.blockIdx.x) * i32(OUTPUTS)
-    begun = base < outputs
+    begun, live = base < outputs, early_count(num_tokens)
     if begun:
         begin_wide(ring, weight, base, outputs + base, i32(0), i32(1))
     wait_for_launches()
     let_next_launch_start()
-    live = i32(num_tokens[0])
     while base < outputs:
         token = i32(0)
         while token < live:

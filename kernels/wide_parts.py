@@ -9,14 +9,14 @@ from __future__ import annotations
 from kernels.add_norm import add_norm_eights
 from kernels.lang import MAX_THREADS, cuda, f32, i32, kernel
 from kernels.lang_eight import write_eight
-from kernels.lang_overlap import let_next_launch_start, wait_for_launches
+from kernels.lang_overlap import early_count, let_next_launch_start, wait_for_launches
 from kernels.project import ceil_div, divide
 from kernels.wide_tile import HEIGHT, RING_BYTES, WIDE_TOKENS, begin_wide, multiply_wide, place_of, wide_sums
 
 _EIGHTS = HEIGHT // 8
 
 
-@kernel(writes=("out",), max_registers=168, overlap=True, early=("weight",), shared=RING_BYTES)
+@kernel(writes=("out",), max_registers=168, overlap=True, early=("weight", "num_tokens"), shared=RING_BYTES)
 def wide_parts(out, x, weight, parts, num_tokens):
     """out[t, p * N + n] = sum of x[t, k] * weight[n, k] over the columns k of part p, every parts-th chunk from p on, for the live
     tokens.
@@ -34,13 +34,12 @@ def wide_parts(out, x, weight, parts, num_tokens):
     ring = cuda.shared.array(0, f32)
     outputs, half, item = i32(weight.shape[0]), i32(HEIGHT // 2), i32(cuda.blockIdx.x)
     items = ceil_div(outputs, i32(HEIGHT)) * parts
-    begun = item < items
+    begun, live = item < items, early_count(num_tokens)
     if begun:
         first = divide(item, parts) * i32(HEIGHT)
         begin_wide(ring, weight, first, first + half, item - divide(item, parts) * parts, parts)
     wait_for_launches()
     let_next_launch_start()
-    live = i32(num_tokens[0])
     while item < items:
         tile, token = divide(item, parts), i32(0)
         part, base = item - tile * parts, tile * i32(HEIGHT)
@@ -62,7 +61,7 @@ def wide_parts(out, x, weight, parts, num_tokens):
         item += i32(cuda.gridDim.x)
 
 
-@kernel(writes=("residual", "normed"), max_registers=128, overlap=True, early=("gain",))
+@kernel(writes=("residual", "normed"), max_registers=128, overlap=True, early=("gain", "num_tokens"))
 def add_parts(residual, normed, x, gain, eps, parts, num_tokens):
     """residual[t] += the sum over p of x[t, p * H : (p + 1) * H]; normed[t] = RMSNorm(residual[t]) * gain for the live tokens.
 
@@ -83,7 +82,7 @@ def add_parts(residual, normed, x, gain, eps, parts, num_tokens):
     add_norm_eights(residual, normed, None, x, gain, eps, i32(0), parts, num_tokens, scratch)
 
 
-@kernel(writes=("residual", "normed", "features"), max_registers=128, overlap=True, early=("gain",))
+@kernel(writes=("residual", "normed", "features"), max_registers=128, overlap=True, early=("gain", "num_tokens"))
 def add_parts_tap(residual, normed, features, x, gain, eps, column, parts, num_tokens):
     """`add_parts`, and features[t, column : column + H] = the new residual.
 
