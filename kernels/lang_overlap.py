@@ -56,8 +56,8 @@ def let_next_launch_start():
 
 @primitive(lambda counts: lang_cluster.early_count_form)
 def early_count(counts):
-    """counts[0] of an int32 array named in `early=`. Before `wait_for_launches`: behind it a load queues behind the weights that are
-    under way."""
+    """counts[0] of an int32 array named in `early=`. Before `wait_for_launches`: behind it a load queues behind the weights that
+    are under way."""
     return counts[0]
 
 
