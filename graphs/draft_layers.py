@@ -9,8 +9,9 @@ from typing import Any
 from graphs.arrays import DecoderShape, LayerArrays, ModelArrays, Scratch, StepArrays, StepInputs
 from graphs.draft_pass import BlockAttention, DraftPass
 from graphs.drafter_arrays import DraftArrays, DraftScratch
+from graphs.fused_ops import FusedOps
 from graphs.launch import Array
-from graphs.ops import ForwardPass, OpTable
+from graphs.ops import ForwardPass, HeadOps, OpTable
 from graphs.plain_ops import norm_threads
 from kernels.behind_product import EIGHT
 from kernels.head import gather_norm
@@ -45,10 +46,12 @@ class LayersAsTarget:
     Attributes:
         shape: of the drafter.
         table: which set takes how many query rows.
+        heads: which set's head the target's steps of so many rows take; None: the library's product.
     """
 
     shape: DecoderShape
     table: OpTable
+    heads: OpTable | None = None
 
     def record(self, run: DraftPass, attention: BlockAttention) -> None:
         """scratch.block_ids -> scratch.residual behind the last layer."""
@@ -69,6 +72,15 @@ class LayersAsTarget:
         threads = norm_threads(-(-hidden.shape[1] // EIGHT))
         run.launch.launch(gather_norm, picks, threads, hidden, residual, run.arrays.final_norm, *where)
         return hidden
+
+    def record_best(self, run: DraftPass, logits: Array, hidden: Array) -> tuple[Array, Array] | None:
+        """Logits of `hidden`, with value and column of the best of each stripe for best_of_stripes, by the target's own head. None,
+        and nothing recorded, where that is the library's, or would read its weights more than once."""
+        ops = None if self.heads is None else self.heads.for_rows(hidden.shape[0])
+        head = ops.head if isinstance(ops, HeadOps) else ops
+        if not isinstance(head, FusedOps) or head.stripes is not None or not head.reads_head_once(hidden.shape[0]):
+            return None
+        return head.record_head(self._forward(run), logits, hidden, run.live_picks)
 
     def _forward(self, run: DraftPass) -> ForwardPass:
         """The block's rows as a step: of what a step has, its layers read the ids and the number of live rows alone."""

@@ -29,14 +29,19 @@ def record_pick(run: DraftPass, stripes: Stripes | None, layers: LayersAsTarget 
     picks, launch, live = rows * k, run.launch, run.live_picks
     hidden = _hidden(run, picks) if layers is None else layers.record_hidden(run, picks)
     logits, chosen = scratch.logits[:picks], scratch.chosen[:picks]
-    run.product(logits, hidden, arrays.head, live)
-    if shape.output_multiplier != 1.0 or shape.logit_cap:
+    scaled = shape.output_multiplier != 1.0 or bool(shape.logit_cap)
+    best = None if layers is None or scaled or arrays.selector is not None else layers.record_best(run, logits, hidden)
+    if best is None:
+        run.product(logits, hidden, arrays.head, live)
+    if scaled:
         blocks = (picks, -(-shape.vocab_size // (8 * THREADS)))
         launch.launch(logit_scale, blocks, THREADS, logits, shape.output_multiplier, shape.logit_cap, live)
     if arrays.selector is not None:
         _record_selector(run, hidden, logits)
         return
-    if stripes is None:
+    if best is not None:
+        launch.launch(best_of_stripes, picks, THREADS, chosen, *best, live)
+    elif stripes is None:
         launch.launch(argmax, picks, THREADS, chosen, logits, shape.vocab_size, live)
     else:
         value, column = stripes.for_rows(picks)

@@ -19,6 +19,7 @@ from graphs.held_ops import HeldLayout
 from graphs.launch import Array
 from graphs.ops import AttentionOps, ForwardPass
 from graphs.plain_ops import Stripes, norm_threads, record_add_norm, record_argmax
+from graphs.wide_head_ops import WideHead
 from graphs.wide_ops import WideLayout, wide_layouts_of
 from kernels.attend_step import MAX_HEAD_DIM
 from kernels.behind_product import EIGHT, add_squares, norm_swiglu
@@ -34,9 +35,10 @@ from kernels.project import (
     project_residual,
     project_residual_two,
 )
+from kernels.project_small import norm_gate_up_small, norm_project_small
 from kernels.project_tap import project_residual_tap, project_residual_two_tap
 from kernels.rmsnorm import rms_norm
-from kernels.tile import CHUNK, TILE_ROWS
+from kernels.tile import CHUNK, TILE_ROWS, TILE_TOKENS
 
 THREADS = 128
 
@@ -48,6 +50,9 @@ _LARGE_BYTES = 8 << 20
 
 _MOST_PARTS = (0, 9, 5)
 """Warps that share the columns of a tile at most, by slabs."""
+
+_STAGES = 3
+"""Chunks that a warp has under way with two slabs."""
 
 _WARPS_A_BLOCK = 4
 
@@ -70,6 +75,7 @@ class Layout:
         warps: of a block that multiply.
         grid: blocks of the launch.
         spread: see kernels.lang.Kernel.
+        small: see kernels/project_small.py.
     """
 
     parts: int
@@ -77,6 +83,7 @@ class Layout:
     warps: int
     grid: int
     spread: bool = False
+    small: bool = False
 
     @classmethod
     def of(cls, outputs: int, depth: int, *, slabs: int | None = None) -> Layout:
@@ -89,19 +96,26 @@ class Layout:
             slabs = 2 if large else 1
         chunks = -(-depth // CHUNK)
         parts = min(chunks, _MOST_PARTS[slabs])
-        return cls.sharing(outputs, slabs, -(-chunks // -(-chunks // parts)), spread=large)
+        return cls.sharing(outputs, slabs, -(-chunks // -(-chunks // parts)), spread=large, small=not large)
 
     @classmethod
-    def sharing(cls, outputs: int, slabs: int, parts: int, *, spread: bool = False) -> Layout:
+    def sharing(cls, outputs: int, slabs: int, parts: int, *, spread: bool = False, small: bool = False) -> Layout:
         """`parts` warps to a tile."""
         warps = parts * max(_WARPS_A_BLOCK // parts, 1)
         blocks = -(-outputs // (slabs * TILE_ROWS * (warps // parts)))
-        return cls(parts, slabs, warps, -(-blocks // -(-blocks // _BLOCKS)), spread)
+        return cls(parts, slabs, warps, -(-blocks // -(-blocks // _BLOCKS)), spread, small)
+
+    @classmethod
+    def at_once(cls, outputs: int, depth: int) -> Layout:
+        """Of a small product: sixteen rows of weights a tile, and as few warps to it as have all their chunks under way at once."""
+        return cls.sharing(outputs, 2, min(-(-depth // (CHUNK * _STAGES)), _MOST_PARTS[2]), small=True)
 
     def kernel(self, kernel: Kernel) -> Kernel:
         """The kernel as this layout launches it."""
-        return _SPREAD[kernel] if self.spread else kernel
+        return _SPREAD[kernel] if self.spread else _SMALL.get(kernel, kernel) if self.small else kernel
 
+
+_SMALL = {norm_project_two: norm_project_small, norm_gate_up: norm_gate_up_small}
 
 _SPREAD = {
     kernel: replace(kernel, spread=True)
@@ -117,7 +131,7 @@ _SPREAD = {
 }
 
 
-Form = Layout | FlowLayout | WideLayout | HeldLayout
+Form = Layout | FlowLayout | WideLayout | HeldLayout | WideHead
 """How a product of our own is laid out."""
 
 
@@ -133,7 +147,7 @@ def layouts_of(name: str, outputs: int, depth: int) -> list[Layout]:
     down."""
     usual = Layout.of(outputs, depth, slabs=2 if name == "gate_up" else None)
     if 2 * outputs * depth < _LARGE_BYTES:
-        return [usual]
+        return [Layout.at_once(outputs, depth) if name == "qkv" else usual]
     fewer = Layout.sharing(outputs, 2, max(usual.parts - 1, 1), spread=True)
     at_once = replace(usual, grid=-(-outputs // (2 * TILE_ROWS)), spread=False)
     return list(dict.fromkeys([usual, replace(usual, spread=False), fewer, at_once]))
@@ -258,24 +272,33 @@ class FusedOps:
         self._project_residual(run, "down", run.scratch.activated[: run.num_tokens], layer.down, norm)
 
     def logits(self, run: ForwardPass, num_logits: int) -> None:
-        launch, scratch, live, shape = run.launch, run.scratch, run.step.inputs.num_logits, run.model.shape
+        launch, scratch, live = run.launch, run.scratch, run.step.inputs.num_logits
         rows, logits = scratch.logit_rows[:num_logits], scratch.logits[:num_logits]
-        indices, eps = run.step.logits_indices[:num_logits], shape.rms_norm_eps
+        indices, eps = run.step.logits_indices[:num_logits], run.model.shape.rms_norm_eps
         threads = norm_threads(-(-rows.shape[1] // EIGHT))
         launch.launch(gather_norm, num_logits, threads, rows, scratch.residual, run.model.final_norm, indices, eps, live)
         if self.stripes is not None:
             launch.matmul(logits, rows, run.model.head, live)
             record_argmax(run, num_logits, self.stripes)
             return
-        best_value, best_column = self.scratch.best_value, self.scratch.best_column
+        best = self.record_head(run, logits, rows, live)
+        launch.launch(best_of_stripes, num_logits, THREADS, scratch.row_argmax[:num_logits], *best, live)
+
+    def reads_head_once(self, num_rows: int) -> bool:
+        """Is our own head one that reads its weights once for so many rows?"""
+        return num_rows <= TILE_TOKENS or "wide_head" in self.layouts
+
+    def record_head(self, run: ForwardPass, logits: Array, rows: Array, live: Array) -> tuple[Array, Array]:
+        """logits = rows @ head.T by our own head; returned are value and column of the best of each stripe, for best_of_stripes."""
+        best = self.scratch.best_value, self.scratch.best_column
         layout = self.layouts.get("head")
-        if isinstance(layout, FlowLayout | HeldLayout):
-            best_value, best_column = layout.record_head(run, logits, (best_value, best_column), rows, live)
-        else:
-            arguments = (logits, best_value, best_column, rows, run.model.head, shape.vocab_size, live)
-            launch.launch(project_argmax, best_value.shape[0], HEAD_THREADS, *arguments)
-        out = scratch.row_argmax[:num_logits]
-        launch.launch(best_of_stripes, num_logits, THREADS, out, best_value, best_column, live)
+        if rows.shape[0] > TILE_TOKENS:
+            layout = self.layouts.get("wide_head", layout)
+        if isinstance(layout, FlowLayout | HeldLayout | WideHead):
+            return layout.record_head(run, logits, best, rows, live)
+        arguments = (logits, *best, rows, run.model.head, run.model.shape.vocab_size, live)
+        run.launch.launch(project_argmax, best[0].shape[0], HEAD_THREADS, *arguments)
+        return best
 
     def _residual_and_norm(self, run: ForwardPass) -> tuple[Array, Array, Array]:
         tokens = run.num_tokens
@@ -286,7 +309,7 @@ class FusedOps:
 
     def _layout(self, name: str, weight: Array) -> Layout | FlowLayout | None:
         layout = self.layouts[name] if name in self.layouts else layouts_of(name, *weight.shape)[0]
-        assert not isinstance(layout, WideLayout | HeldLayout), f"{name}: not asked for a form of many rows, or of a head"
+        assert not isinstance(layout, WideLayout | HeldLayout | WideHead), f"{name}: no form of many rows, or of a head"
         return layout
 
     def _project_residual(self, run: ForwardPass, name: str, x: Array, weight: Array, norm: Array) -> None:

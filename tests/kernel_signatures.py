@@ -30,6 +30,8 @@ SIGNATURES: dict[str, str] = {
     "norm_project": "f2 s2 f2 s2 f i i i1",
     "norm_project_two": "f2 s2 f2 s2 f i i i1",
     "norm_gate_up": "s2 s2 f2 s2 f i i i1",
+    "norm_project_small": "f2 s2 f2 s2 f i i i1",
+    "norm_gate_up_small": "s2 s2 f2 s2 f i i i1",
     "flow_project": "f2 s2 f2 s2 f i i i1",
     "flow_gate_up": "s2 s2 f2 s2 f i i i1",
     "flow_residual": "f2 s2 f2 s2 s2 f1 i i1",
@@ -60,6 +62,7 @@ SIGNATURES: dict[str, str] = {
     "attend_wide_rows": "s2 s2 s4 s4 i2 i1 i1 i1 i f i1",
     "gather_norm": "s2 f2 f1 i1 f i1",
     "project_argmax": "f2 f2 i2 s2 s2 i i1",
+    "wide_head": "f2 f2 i2 s2 s2 i i1",
     "best_of_stripes": "i1 f2 i2 i1",
     # step
     "prepare": "i1 i1 i1 i1 i1 i1 i1 i2 i i i1",

@@ -16,6 +16,8 @@ from graphs.launch import Array
 from graphs.ops import OpTable
 from graphs.plain_ops import PagedAttention, PlainOps, Stripes
 from graphs.step_attention import StepAttention
+from graphs.wide_head_ops import wide_head_of
+from kernels.lang_overlap import HOPPER
 from kernels.tile import TILE_ROWS
 from runtime.checkpoint.weights import STORAGE, WeightDtype
 from runtime.errors import ConfigError
@@ -97,15 +99,18 @@ def build_ops(
     if invariant:
         return OpTable(fused), "fused for every step: batch_invariant"
     if choice == "auto" and chooser is not None:
-        return chooser(with_fast_head(fused, spec), library, sizes)
+        hopper = device.facts.compute_capability >= HOPPER
+        return chooser(with_fast_heads(fused, spec, hopper=hopper), library, sizes)
     rows = MOST_FUSED_ROWS if choice == "fused" else AUTO_FUSED_ROWS
     return OpTable(library, ((rows, fused),)), f"fused up to {rows} token rows, library products above"
 
 
-def with_fast_head(fused: FusedOps, spec: ModelSpec) -> FusedOps:
-    """The set with the head that competes with the library's, where its shape has one (graphs/held_ops.py)."""
-    layout = head_layout_of(spec.vocab_size, spec.hidden_size)
-    return replace(fused, layouts={"head": layout}) if layout else fused
+def with_fast_heads(fused: FusedOps, spec: ModelSpec, *, hopper: bool) -> FusedOps:
+    """The set with the heads that compete with the library's, where its shape has some: of few rows (graphs/held_ops.py), and of
+    many, which only Hopper and later multiply fast (graphs/wide_head_ops.py)."""
+    shape = spec.vocab_size, spec.hidden_size
+    heads = {"head": head_layout_of(*shape), "wide_head": wide_head_of(*shape) if hopper else None}
+    return replace(fused, layouts={name: layout for name, layout in heads.items() if layout is not None})
 
 
 def _stripes(device: Any, spec: ModelSpec, sizes: StepSizes) -> Stripes:

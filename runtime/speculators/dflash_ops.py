@@ -111,15 +111,16 @@ def _layers_as_target(
     # Neither head nor attention of the sets is used: best columns and the attention of a step stand for nothing.
     attention, unused = StepAttention(scratch.attention), squares
     fused, library = FusedOps(FusedScratch(squares, unused, unused), attention), PlainOps(attention, stripes)
+    heads = None if target is None else target.table
     if target is None or _sizes(target.shape) != _sizes(shape):
-        return LayersAsTarget(shape, OpTable(library, ((AUTO_FUSED_ROWS, fused),)))
+        return LayersAsTarget(shape, OpTable(library, ((AUTO_FUSED_ROWS, fused),)), heads)
 
     def same(ops: Ops) -> Ops:
         layers = ops.layers if isinstance(ops, HeadOps) else ops
         return replace(fused, layouts=layers.layouts) if isinstance(layers, FusedOps) else library
 
     few = tuple((rows, same(ops)) for rows, ops in target.table.few)
-    return LayersAsTarget(shape, OpTable(same(target.table.many), few))
+    return LayersAsTarget(shape, OpTable(same(target.table.many), few), heads)
 
 
 def _sizes(shape: DecoderShape) -> tuple[int, ...]:
