@@ -13,7 +13,7 @@ from kernels.lang_fast import sigmoid
 from kernels.lang_overlap import early_count, let_next_launch_start, wait_for_launches
 from kernels.wide_tile import HEIGHT, RING_BYTES, WIDE_TOKENS, begin_wide, multiply_wide, place_of, wide_sums
 
-_REGISTERS = 168  # of eight warps, beside a block of the norm in front
+_REGISTERS = 128  # of eight warps, beside a block of the norm in front
 
 OUTPUTS = HEIGHT // 2
 """Of a tile: as many rows of gate and of up."""

@@ -16,7 +16,7 @@ from kernels.wide_tile import HEIGHT, RING_BYTES, WIDE_TOKENS, begin_wide, multi
 _EIGHTS = HEIGHT // 8
 
 
-@kernel(writes=("out",), max_registers=168, overlap=True, early=("weight", "num_tokens"), shared=RING_BYTES)
+@kernel(writes=("out",), max_registers=128, overlap=True, early=("weight", "num_tokens"), shared=RING_BYTES)
 def wide_parts(out, x, weight, parts, num_tokens):
     """out[t, p * N + n] = sum of x[t, k] * weight[n, k] over the columns k of part p, every parts-th chunk from p on, for the live
     tokens.
