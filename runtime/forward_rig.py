@@ -19,7 +19,7 @@ from runtime.checkpoint.weights import STORAGE, WeightDtype
 from runtime.models.choose_ops import OpsChooser
 from runtime.models.measure_in_turn import measure_in_turn
 from runtime.models.rope import rope_table
-from runtime.models.scratch import allocate_scratch, build_ops, with_fast_head
+from runtime.models.scratch import allocate_scratch, build_ops, with_fast_heads
 from runtime.models.spec import ModelSpec
 from runtime.models.upload import decoder_shape
 from runtime.step_buffers import StepSizes
@@ -133,7 +133,7 @@ class Rig:
         Choosing runs layers on activations that nobody wrote: the keys and values that this leaves in the cache, NaN perhaps, are
         written over.
         """
-        fused = with_fast_head(self.fused, self.spec)
+        fused = with_fast_heads(self.fused, self.spec, self.device)
         table, said = OpsChooser(self.device, self.model, self.scratch)(fused, self.library, self.sizes)
         self.stream.synchronize()
         for layer in self.model.layers:

@@ -43,9 +43,12 @@ def test_layouts(outputs: int, depth: int, expected: WideHead | None) -> None:
 
 def test_only_hopper_is_offered_one() -> None:
     fused, spec = FusedOps(*[None] * 2), SimpleNamespace(vocab_size=151936, hidden_size=4096)  # type: ignore[arg-type]
-    offered = {hopper: with_fast_heads(fused, spec, hopper=hopper).layouts for hopper in (True, False)}  # type: ignore[arg-type]
-    assert offered[True] == {"head": FlowLayout(8, 8, 132), "wide_head": WideHead(132)}
-    assert offered[False] == {"head": FlowLayout(8, 8, 132)}
+    offered = []
+    for capability in ((8, 9), (9, 0)):
+        device = SimpleNamespace(facts=SimpleNamespace(compute_capability=capability))
+        offered.append(with_fast_heads(fused, spec, device).layouts)  # type: ignore[arg-type]
+    few = {"head": FlowLayout(8, 8, 132)}
+    assert offered == [few, few | {"wide_head": WideHead(132)}]
 
 
 def test_it_is_no_form_of_a_layer() -> None:

@@ -99,16 +99,15 @@ def build_ops(
     if invariant:
         return OpTable(fused), "fused for every step: batch_invariant"
     if choice == "auto" and chooser is not None:
-        hopper = device.facts.compute_capability >= HOPPER
-        return chooser(with_fast_heads(fused, spec, hopper=hopper), library, sizes)
+        return chooser(with_fast_heads(fused, spec, device), library, sizes)
     rows = MOST_FUSED_ROWS if choice == "fused" else AUTO_FUSED_ROWS
     return OpTable(library, ((rows, fused),)), f"fused up to {rows} token rows, library products above"
 
 
-def with_fast_heads(fused: FusedOps, spec: ModelSpec, *, hopper: bool) -> FusedOps:
+def with_fast_heads(fused: FusedOps, spec: ModelSpec, device: Any) -> FusedOps:
     """The set with the heads that compete with the library's, where its shape has some: of few rows (graphs/held_ops.py), and of
     many, which only Hopper and later multiply fast (graphs/wide_head_ops.py)."""
-    shape = spec.vocab_size, spec.hidden_size
+    shape, hopper = (spec.vocab_size, spec.hidden_size), device.facts.compute_capability >= HOPPER
     heads = {"head": head_layout_of(*shape), "wide_head": wide_head_of(*shape) if hopper else None}
     return replace(fused, layouts={name: layout for name, layout in heads.items() if layout is not None})
 
