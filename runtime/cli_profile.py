@@ -69,8 +69,8 @@ def profile(
         except TraceRefusedError as error:
             typer.echo(f"refused: {error}", err=True)
             raise typer.Exit(OPEN_GATE) from error
-        files, no_picture = session.write_files(result, record, out)
         print(json.dumps(record, indent=2) if as_json else render_profile(record), flush=True)
+        files, no_picture = session.write_files(result, record, out)
         if no_picture is not None:
             typer.echo(no_picture, err=True)
         typer.echo("wrote " + ", ".join(map(str, files)), err=True)

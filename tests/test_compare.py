@@ -25,6 +25,7 @@ from runtime.gates.verdict import Verdict
 from runtime.records import read_records
 from runtime.sampling import SamplingParams
 from tests.tiny_checkpoint import write_tiny_checkpoint
+from tests.tiny_command import write_tiny_config
 from tests.tiny_engine import LOOPING, open_tiny
 
 ASYNC, SYNC = {"counters": {"path collected_late": 60}}, {"counters": {"path collected_at_once": 60}}
@@ -237,10 +238,7 @@ def test_a_run_that_is_interrupted_leaves_no_request_behind(model: Path, monkeyp
 
 @pytest.fixture
 def config(model: Path, tmp_path: Path) -> str:
-    path = tmp_path / "run.yaml"
-    sizes = "{max_num_seqs: 2, max_model_len: 64, max_num_batched_tokens: 32, block_size: 4}"
-    path.write_text(f"model: {{source: {model}}}\ndevice: cpu\nscheduler: {sizes}\nrun: {{chat: false, prompts: [hello]}}\n")
-    return str(path)
+    return write_tiny_config(tmp_path, model)
 
 
 def test_the_command_takes_arms_and_concurrencies_in_a_row(config: str, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 
 @pytest.fixture
 def config(tmp_path: Path, model: TinyModel) -> str:
-    return write_tiny_config(tmp_path, model)
+    return write_tiny_config(tmp_path, model.path)
 
 
 @pytest.mark.parametrize("value", [5, "a", None, True, 1.5, [1, "b", [None]], {"a": [1], 2: {}}, [], {}, (1, 2), [[]], {"a": {}}])

@@ -32,6 +32,7 @@ from runtime.profile.workload import Workload
 from tests.canned_traces import graph_trace
 from tests.cli_process import process
 from tests.tiny_checkpoint import write_tiny_checkpoint
+from tests.tiny_command import write_tiny_config
 from tests.tiny_engine import LOOPING, open_tiny
 
 
@@ -106,15 +107,27 @@ def test_what_cannot_be_profiled_is_refused(model: Path, overrides: dict[str, An
 
 
 def test_the_command_writes_its_files_and_ends_well(model: Path, tmp_path: Path) -> None:
-    config = tmp_path / "run.yaml"
-    sizes = "{max_num_seqs: 2, max_model_len: 64, max_num_batched_tokens: 32, block_size: 4}"
-    config.write_text(f"model: {{source: {model}}}\ndevice: cpu\nscheduler: {sizes}\nrun: {{chat: false, prompts: [hello]}}\n")
-    result = CliRunner().invoke(app, ["profile", str(config), "--steps", "3", "--out", str(tmp_path / "out"), "-q"])
+    config = write_tiny_config(tmp_path, model)
+    result = CliRunner().invoke(app, ["profile", config, "--steps", "3", "--out", str(tmp_path / "out"), "-q"])
     assert result.exit_code == 0, result.output
     assert "overlap: not measured" in result.stdout
     names = {file.name for file in (tmp_path / "out").iterdir()}
     assert {"profile.json", "trace.json", "profile.html"} <= names
     assert ("timeline.png" in names) != ("matplotlib is not installed" in result.stderr)
+
+
+def test_a_disk_that_fills_up_meanwhile_takes_no_figures_with_it(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise ConfigError("--out: cannot be written: No space left on device")
+
+    monkeypatch.setattr(session, "write_files", full)
+    config = write_tiny_config(tmp_path, model)
+    result = CliRunner().invoke(app, ["profile", config, "--steps", "3", "--out", str(tmp_path / "out"), "-q"])
+    assert result.exit_code == 2
+    assert "overlap: not measured" in result.stdout
+    assert "No space left on device" in result.stderr
 
 
 def test_the_simulator_is_profiled_where_the_configuration_asks_for_it(model: Path, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 def config(tmp_path: Path, model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> str:
     """Whoever reads weights of it fails."""
     monkeypatch.setattr(assembly, "upload_model", lambda *_, **__: pytest.fail("weights were read"))
-    return write_tiny_config(tmp_path, model)
+    return write_tiny_config(tmp_path, model.path)
 
 
 

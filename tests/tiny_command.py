@@ -9,15 +9,14 @@ import yaml
 
 from runtime.cli import app
 from runtime.cli_usage import exit_code_of
-from tests.tiny_checkpoint import TinyModel
 
 
-def write_tiny_config(folder: Path, model: TinyModel) -> str:
-    """Path of a configuration: two requests of 64 tokens at most on a CPU, and a prompt of five."""
+def write_tiny_config(folder: Path, model: Path) -> str:
+    """Path of a configuration of a tiny model: two requests of 64 tokens at most on a CPU, and a prompt of five."""
     path = folder / "config.yaml"
     sizes = {"max_num_seqs": 2, "max_model_len": 64, "max_num_batched_tokens": 32, "block_size": 4}
     run = {"chat": False, "prompts": ["hello"]}
-    path.write_text(yaml.safe_dump({"model": {"source": str(model.path)}, "device": "cpu", "scheduler": sizes, "run": run}))
+    path.write_text(yaml.safe_dump({"model": {"source": str(model)}, "device": "cpu", "scheduler": sizes, "run": run}))
     return str(path)
 
 
