@@ -250,7 +250,7 @@ def test_a_second_start_remembers(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     device.upload(scratch.residual, np.ones(scratch.residual.shape, np.float32))
     first = OpsChooser(device, model, scratch)(fused, library, SIZES)
     every = 4 * 2 + 4  # ours and the library's of each product; the library's is taken for slower and not measured again
-    whole = ["fused_layers", "library_layers", "fused_head", "library_head"]
+    whole = ["fused_layers", "fused_head", "library_layers", "library_head"]  # no head behind another: it would be read from L2
     assert len(runs) == (every + len(whole)) * 5  # 1, 2, 4, 8 and 16 rows
     assert [name for name in runs if name in whole] == whole * 5
     assert all("1" not in name for name in runs[8:12])

@@ -133,12 +133,11 @@ class OpsChooser:
             use_algorithms(run, algorithms[-1])
             layouts.append(self._fastest_forms(run, fused))
             own = laid_out(fused, self.model.layers[0], layouts[-1])
-            records: dict[str, Callable[[], None]] = {
-                "fused_layers": lambda run=run, own=own: _record_layers(run, own, few),  # type: ignore[misc]
-                "library_layers": lambda run=run: _record_layers(run, library, few),  # type: ignore[misc]
-            }
-            for name, ops in heads.items():
-                records[name] = lambda run=run, ops=ops, count=count: ops.logits(run, count)  # type: ignore[misc]
+            records: dict[str, Callable[[], None]] = {}
+            for name, ops in (("fused", own), ("library", library)):  # before each head layers, or it would find weights in L2
+                records[f"{name}_layers"] = lambda run=run, ops=ops: _record_layers(run, ops, few)  # type: ignore[misc]
+                head = heads[f"{name}_head"]
+                records[f"{name}_head"] = lambda run=run, head=head, count=count: head.logits(run, count)  # type: ignore[misc]
             for name, time in measure_in_turn(self.device, stream, records).items():
                 found[name].append(time)
         stream.synchronize()
