@@ -38,8 +38,6 @@ if not SIMULATED:
 
 _REGISTERS = 96  # four blocks of five warps on a multiprocessor
 
-_REGISTERS_TWO = 112  # three blocks of six warps; with 96 what a tile of two slabs keeps would not all fit
-
 _MAX_WARPS_ONE, _MAX_WARPS_TWO = MAX_WARPS[1:]
 
 
@@ -138,8 +136,8 @@ def norm_scales(scale, squares, token, width, eps, scaled):
 
 @device_function
 def project_rows(ring, partial, scale, out, x, squares, weight, eps, scaled, parts, slabs, gated, num_tokens):
-    """What the three kernels below do. gated 1: the second slab is of the weight rows that lie half of all further on, and out =
-    silu(first) * second; else it is of the next eight."""
+    """What the three kernels below do, and those of kernels/project_small.py. gated 1: the second slab is of the weight rows that
+    lie half of all further on, and out = silu(first) * second; else it is of the next eight."""
     outputs, width, height = i32(weight.shape[0]) >> gated, i32(weight.shape[1]), (slabs >> gated) * i32(TILE_ROWS)
     second = outputs if gated > i32(0) else i32(TILE_ROWS)
     warp, parts, group, tiles, multiplies, part = place_of_warp(multiplying_warps(i32(1), slabs), parts)
@@ -209,7 +207,7 @@ def norm_project(out, x, squares, weight, eps, scaled, parts, num_tokens):
     project_rows(ring, partial, scale, out, x, squares, weight, eps, scaled, parts, i32(1), i32(0), num_tokens)
 
 
-@kernel(writes=("out",), max_registers=_REGISTERS_TWO, overlap=True, early=("weight",))
+@kernel(writes=("out",), max_registers=_REGISTERS, overlap=True, early=("weight",))
 def norm_project_two(out, x, squares, weight, eps, scaled, parts, num_tokens):
     """`norm_project` in tiles of 16 outputs, for large weights. Launch, ownership and barriers are the same. Safe under capture.
     Oracle: oracle_fused.norm_project.
@@ -223,7 +221,7 @@ def norm_project_two(out, x, squares, weight, eps, scaled, parts, num_tokens):
     project_rows(ring, partial, scale, out, x, squares, weight, eps, scaled, parts, i32(2), i32(0), num_tokens)
 
 
-@kernel(writes=("out",), max_registers=_REGISTERS_TWO, overlap=True, early=("weight",))
+@kernel(writes=("out",), max_registers=_REGISTERS, overlap=True, early=("weight",))
 def norm_gate_up(out, x, squares, weight, eps, scaled, parts, num_tokens):
     """out[t] = silu(gate) * up, with (gate, up) = x[t] @ weight.T / rms[t], for the live tokens.
 

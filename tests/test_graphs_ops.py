@@ -16,6 +16,9 @@ from graphs.ops import OpTable
 from graphs.plain_ops import PagedAttention, PlainOps
 from graphs.step_attention import pair_tiles, step_form
 from graphs.transformer import DecoderTarget
+from kernels.lang import Kernel
+from kernels.project import norm_gate_up, norm_project_two, project_residual
+from kernels.project_small import norm_gate_up_small, norm_project_small
 from runtime import assembly
 from runtime.engine import Engine
 from runtime.errors import ConfigError
@@ -188,15 +191,15 @@ def test_why_not_fused_names_the_size() -> None:
 @pytest.mark.parametrize(
     ("outputs", "depth", "slabs", "expected"),
     [
-        (960, 576, None, Layout(9, 1, 9, 120)),  # SmolLM2-135M: q, k, v; out; gate and up; down
-        (576, 576, None, Layout(9, 1, 9, 72)),
-        (3072, 576, 2, Layout(5, 2, 5, 192)),
-        (576, 1536, None, Layout(8, 1, 8, 72)),
+        (960, 576, None, Layout(9, 1, 9, 120, small=True)),  # SmolLM2-135M: q, k, v; out; gate and up; down
+        (576, 576, None, Layout(9, 1, 9, 72, small=True)),
+        (3072, 576, 2, Layout(5, 2, 5, 192, small=True)),
+        (576, 1536, None, Layout(8, 1, 8, 72, small=True)),
         (6144, 4096, None, Layout(5, 2, 5, 384, spread=True)),  # Qwen3-8B
         (4096, 4096, None, Layout(5, 2, 5, 256, spread=True)),
         (24576, 4096, 2, Layout(5, 2, 5, 384, spread=True)),
         (4096, 12288, None, Layout(5, 2, 5, 256, spread=True)),
-        (128, 64, None, Layout(1, 1, 4, 4)),
+        (128, 64, None, Layout(1, 1, 4, 4, small=True)),
     ],
 )
 def test_layout_of_products(outputs: int, depth: int, slabs: int | None, expected: Layout) -> None:
@@ -211,8 +214,27 @@ def test_large_products_have_layouts_to_choose_from() -> None:
         assert known[0].spread
         assert [(layout.parts, layout.spread) for layout in known[:3]] == [(5, True), (5, False), (4, True)]
         assert len(known) == len(set(known)) == (4 if name == "gate_up" else 3)
-    assert layouts_of("gate_up", 3072, 576) == [Layout(5, 2, 5, 192)]
-    assert layouts_of("down", 576, 1536) == [Layout(8, 1, 8, 72)]
+
+
+def test_small_products_have_one_layout() -> None:
+    """SmolLM2-135M's, and q, k, v of more columns than are under way at once."""
+    assert layouts_of("qkv", 960, 576) == [Layout(3, 2, 3, 60, small=True)]
+    assert layouts_of("gate_up", 3072, 576) == [Layout(5, 2, 5, 192, small=True)]
+    assert layouts_of("down", 576, 1536) == [Layout(8, 1, 8, 72, small=True)]
+    assert layouts_of("qkv", 960, 2048) == [Layout(5, 2, 5, 60, small=True)]
+
+
+@pytest.mark.parametrize(
+    ("layout", "kernel", "launched"),
+    [
+        (layouts_of("qkv", 960, 576)[0], norm_project_two, norm_project_small),
+        (layouts_of("gate_up", 3072, 576)[0], norm_gate_up, norm_gate_up_small),
+        (layouts_of("down", 576, 1536)[0], project_residual, project_residual),
+        (layouts_of("gate_up", 24576, 4096)[1], norm_gate_up, norm_gate_up),
+    ],
+)
+def test_small_products_have_kernels_of_their_own(layout: Layout, kernel: Kernel, launched: Kernel) -> None:
+    assert layout.kernel(kernel) is launched
 
 
 def test_stripes_share_the_head_evenly() -> None:

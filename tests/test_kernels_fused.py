@@ -20,6 +20,7 @@ from kernels.project import (
     project_residual,
     project_residual_two,
 )
+from kernels.project_small import norm_gate_up_small, norm_project_small
 from kernels.project_tap import project_residual_tap, project_residual_two_tap
 from tests.fused_cases import EPS, LAUNCHES, STORAGE, check, out_of, residual_case, warps, wide_args
 from tests.kernel_cases import Launch, floats, guarded, live, poisoned, untouched
@@ -102,8 +103,8 @@ def test_norm_project(
     launch: Launch, storage: str, scaled: int, outputs: int, depth: int, count: int, capacity: int, parts: int, slabs: int
 ) -> None:
     args = norm_case(storage, scaled, outputs, depth, count, capacity, parts, slabs)
-    kernel = norm_project if slabs == 1 else norm_project_two
-    check(launch, kernel, args, {"out": oracle.norm_project(**wide_args(args))}, storage)
+    for kernel in (norm_project,) if slabs == 1 else (norm_project_two, norm_project_small):
+        check(launch, kernel, args, {"out": oracle.norm_project(**wide_args(args))}, storage)
 
 
 @LAUNCHES
@@ -115,7 +116,8 @@ def test_norm_gate_up(
 ) -> None:
     args = norm_case(storage, scaled, 2 * outputs, depth, count, capacity, parts, slabs)
     args["out"] = out_of(storage, capacity, outputs)
-    check(launch, norm_gate_up, args, {"out": oracle.norm_gate_up(**wide_args(args))}, storage)
+    for kernel in (norm_gate_up, norm_gate_up_small):
+        check(launch, kernel, args, {"out": oracle.norm_gate_up(**wide_args(args))}, storage)
 
 
 @LAUNCHES
