@@ -141,14 +141,14 @@ def _prove(
 def _refuse_unmeasurable(names: list[str], config: str, overrides: list[str] | None) -> None:
     """What one gate needs of the configuration is asked before another takes minutes. Raises ConfigError, PromptError."""
     from runtime.cuda_probe import cuda_unavailable
-    from runtime.profile.session import refuse_unreplayed
+    from runtime.profile.session import refuse_unprofiled
 
     if not names or cuda_unavailable() is not None:
         return
     settings = settings_of(config, overrides)
     if "G4" in names:
         prompts_of(settings, None, None)
-        refuse_unreplayed(settings)
+        refuse_unprofiled(settings)
 
 
 def _measure(name: str, config: str, overrides: list[str] | None, quiet: bool) -> Measured | GateReport:

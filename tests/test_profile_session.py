@@ -24,6 +24,7 @@ from runtime.phase_clock import Phase
 from runtime.profile import session
 from runtime.profile.analysis import Analysis
 from runtime.profile.collectors import OPENING, Collector, ReplayLog
+from runtime.profile.cupti_collector import missing_cupti
 from runtime.profile.graph_facts import bytes_read
 from runtime.profile.profile import Profile
 from runtime.profile.table import render_profile
@@ -244,6 +245,16 @@ def test_a_missing_cupti_is_named_with_its_remedy(model: Path) -> None:
             session.pass_in_child(child_config(model), Mode.GRAPH, Workload([[5, 6]], 1, 2), quiet=True)
     else:
         pytest.skip("CUPTI is installed here")
+
+
+def test_a_missing_cupti_is_told_before_the_first_pass(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "resolve_kind", lambda device: ("cuda", "asked for"))
+    monkeypatch.setattr(session, "pass_in_child", lambda *_, **__: pytest.fail("a pass was run"))
+    monkeypatch.setattr(sys, "executable", "/bin/false")  # a Python that cannot load it
+    with pytest.raises(DeviceError, match=r"CUPTI is not there \(exit code 1\); pip install draftgraph\[profile\]"):
+        profiled(model, Mode.GRAPH)
+    monkeypatch.setattr(sys, "executable", "/bin/true")
+    assert missing_cupti() is None
 
 
 def test_a_step_begins_with_a_graph_of_the_target() -> None:

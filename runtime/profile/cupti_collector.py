@@ -8,6 +8,8 @@ everything and is handed over at the flush, when the device is idle.
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -23,6 +25,14 @@ _MISSING = (
     "CUPTI is not there ({error}); pip install draftgraph[profile], and see that libcupti of the driver's CUDA version is found "
     "(package nvidia-cuda-cupti)"
 )
+
+
+def missing_cupti() -> str | None:
+    """Why CUPTI cannot be loaded, and what to do; None where it can. Tried in a process of its own, which nothing follows in."""
+    done = subprocess.run([sys.executable, "-c", "from cupti import cupti"], capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return None
+    return _MISSING.format(error=done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}")
 
 
 class CuptiCollector(Collector):

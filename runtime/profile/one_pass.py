@@ -12,6 +12,7 @@ from runtime.intake import Expects
 from runtime.machine import describe
 from runtime.phase_clock import NO_PHASES, Phase, PhaseClock
 from runtime.profile.collectors import Collector, EventCollector, QueueCollector, ReplayLog
+from runtime.profile.cupti_collector import CuptiCollector
 from runtime.profile.graph_facts import bytes_read, families_of
 from runtime.profile.trace import Mode, Trace
 from runtime.profile.workload import Workload
@@ -30,8 +31,6 @@ def collector_of(mode: Mode, *, inside: bool = False) -> Collector:
         return EventCollector()
     if mode is Mode.HOST:
         return QueueCollector(inside=inside)
-    from runtime.profile.cupti_collector import CuptiCollector  # imports cupti, which few machines have
-
     return CuptiCollector(mode)
 
 

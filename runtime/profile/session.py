@@ -17,6 +17,7 @@ from runtime.errors import ConfigError, DeviceError
 from runtime.machine import ROOT
 from runtime.profile.analysis import Analysis
 from runtime.profile.chrome_trace import chrome_trace
+from runtime.profile.cupti_collector import missing_cupti
 from runtime.profile.one_pass import Open, collector_of, run_pass
 from runtime.profile.page import render_page
 from runtime.profile.picture import NoPictureError, draw
@@ -52,7 +53,7 @@ def profile(
         ConfigError, DeviceError: the workload does not fit, CUPTI is missing, a pass ended by a crash.
         TraceRefusedError: a trace contradicts our own counters, or lacks records.
     """
-    refuse_unreplayed(config)
+    refuse_unprofiled(config)
     kind, _ = resolve_kind(config.device)
     if kind != "cuda":
         workload, collector = Workload(prompts, 2, steps or CPU_STEPS), collector_of(Mode.HOST, inside=trace is Mode.NODE)
@@ -63,10 +64,16 @@ def profile(
     return Profile(passes)
 
 
-def refuse_unreplayed(config: RunConfig) -> None:
-    """Raises ConfigError: there would be nothing to see."""
+def refuse_unprofiled(config: RunConfig) -> None:
+    """What a later pass lacks is told before the first, which takes as long as a model takes to load.
+
+    Raises:
+        ConfigError: nothing is replayed. DeviceError: a GPU is to be traced, and CUPTI is missing.
+    """
     if config.graphs.mode != "graph":
         raise ConfigError(f"graphs.mode = {config.graphs.mode}: nothing is replayed, so there is nothing to see; set it to graph")
+    if resolve_kind(config.device)[0] == "cuda" and (reason := missing_cupti()) is not None:
+        raise DeviceError(reason)
 
 
 def _workload(mode: Mode, prompts: Sequence[Prompt], steps: int) -> Workload:
