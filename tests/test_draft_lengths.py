@@ -18,6 +18,7 @@ from runtime.config import load_config
 from runtime.draft_calibration import CANDIDATES, adapt, draft_lengths
 from runtime.draft_lengths import (
     LEAST_GAIN,
+    MEMORY,
     PROBE_FIRST,
     PROBE_LAST,
     PROBE_STEPS,
@@ -59,7 +60,7 @@ def test_acceptance_is_conditional_and_fades() -> None:
     assert third < 0.1  # never tried: believed to do as the one before
     assert acceptance.tokens(0) == 1.0
     assert acceptance.tokens(1) == pytest.approx(2.0, abs=0.05)
-    for _ in range(600):
+    for _ in range(3 * int(MEMORY)):
         acceptance.observe(3, 0)
     assert acceptance.rates()[0] < 0.1, "what was true once is forgotten"
 
