@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -76,11 +77,13 @@ def test_what_a_gate_measured_outlives_the_next_one(monkeypatch: pytest.MonkeyPa
     [("run.prompts=[]", "no prompt: give --prompt"), ("graphs.mode=eager", "graphs.mode = eager: nothing is replayed")],
 )
 def test_what_a_gate_needs_is_asked_before_another_is_measured(
-    monkeypatch: pytest.MonkeyPatch, override: str, message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str, message: str
 ) -> None:
+    config = tmp_path / "tiny.yaml"
+    config.write_text("model: {source: 'random:tiny'}\ndevice: cpu\nrun: {prompts: [hello]}\n")
     monkeypatch.setattr("runtime.cuda_probe.cuda_unavailable", lambda: None)
     monkeypatch.setattr(cli_gates, "_measure", lambda *_: pytest.fail("a gate was measured"))
-    result = CliRunner().invoke(app, ["gates", "G3", "G4", "--set", override, "-q"])
+    result = CliRunner().invoke(app, ["gates", "G3", "G4", "--config", str(config), "--set", override, "-q"])
     assert (result.exit_code, result.stdout) == (2, "")
     assert message in result.stderr
 
