@@ -72,9 +72,9 @@ def close_sets(behind: Mapping[str, Mapping[int, float]]) -> list[Places]:
 
 def first_of_fastest(twin: Sequence[float], *sets: Sequence[float]) -> int:
     """Place of the first set than which none is faster by more than noise: by what `twin` and the first set, equals, differ,
-    and by three times what a turn is usually off by at least. All by turn."""
+    and by twice what a turn is usually off by at least. All by turn."""
     ratios = [[time / once for time, once in zip(times, sets[0], strict=True)] for times in (twin, *sets)]
     again, *medians = (statistics.median(turns) for turns in ratios)
     off = [abs(ratio - statistics.median(turns)) for turns in (ratios[0], *ratios[2:]) for ratio in turns]
-    floor = max(abs(again - 1.0), 3.0 * statistics.median(off))
+    floor = max(abs(again - 1.0), 2.0 * statistics.median(off))
     return next(place for place, ratio in enumerate(medians) if ratio * (1.0 - floor) <= min(medians))

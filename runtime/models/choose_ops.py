@@ -44,7 +44,7 @@ _BYTES = 400_000_000
 _WHOLE_BYTES = 6_000_000_000
 """The same where close forms are told apart: about the half of an 8B model, and longer steps cost a start too much."""
 
-_WHOLE_TURNS = 7
+_WHOLE_TURNS = 11
 
 
 def laid_out(fused: FusedOps, layer: LayerArrays, places: dict[str, int]) -> FusedOps:
