@@ -108,7 +108,7 @@ def attend_case(
         "block_tables": TABLES,
         "positions": np.append(positions, -7).astype(np.int32),
         "idx_mapping": np.array([2, 0, -1], np.int32),
-        "query_start_loc": np.array([*starts, starts[-1]], np.int32),
+        "query_start_loc": np.array([*starts, *[starts[-1]] * (4 - len(starts))], np.int32),  # a row more than idx_mapping
         "num_heads": num_heads,
         "scale": head_dim**-0.5,
         "num_requests": live(len(lengths)),
