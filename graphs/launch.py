@@ -83,3 +83,14 @@ class Launcher(Protocol):
     def wait(self, event: Any) -> None:
         """Let everything queued later on this stream run after `event`. The host does not wait."""
         ...
+
+    def fork(self) -> Launcher:
+        """Where work goes that may run beside what is queued here from now on, behind what was queued before; until `join`.
+
+        This launcher itself where there is nothing beside it.
+        """
+        ...
+
+    def join(self, beside: Launcher) -> None:
+        """Let everything queued later on this stream run after what went to `beside`, which `fork` returned."""
+        ...

@@ -19,6 +19,7 @@ class Proposer(Protocol):
     Attributes:
         appends_context: whether it reads the token rows of the step in front of it: its graphs are then sized by them as well.
         backlog: where such rows can wait while nothing is drafted; None: each step moves the context on.
+        works_beside: a part of each proposal is recorded beside the end of the step in front of it (`record_beside`).
     """
 
     @property
@@ -26,6 +27,14 @@ class Proposer(Protocol):
 
     @property
     def backlog(self) -> DraftBacklog | None: ...
+
+    @property
+    def works_beside(self) -> bool: ...
+
+    def record_beside(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:
+        """Record what needs nothing that the end of the step of `key` computes, for `record` to find. Asked only where it
+        `works_beside`."""
+        ...
 
     def record(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:
         """Record draft_tokens and num_draft of the slots of key.num_requests rows that have just committed tokens."""
@@ -45,10 +54,14 @@ class NgramProposer:
 
     appends_context = False
     backlog = None
+    works_beside = False
 
     def __init__(self, *, min_n: int, max_n: int) -> None:
         self.min_n = min_n
         self.max_n = max_n
+
+    def record_beside(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:
+        """Everything needs what the step emitted."""
 
     def record_context(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:
         """The history is all of it, and the step has written that."""

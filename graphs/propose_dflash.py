@@ -64,6 +64,8 @@ class DFlashProposer:
         max_model_len: no draft stands at or behind it.
         ops: None: the plain form of everything.
         backlog: where rows of decode steps wait while nothing is drafted; None: every step moves the context on.
+        works_beside: keys and values of a step's rows are computed beside its end. Not with a backlog: where rows wait behind a
+            step, it would compute them for nothing.
 
     Raises ValueError for an arg max over a checkpoint that was trained to be walked by its selector.
     """
@@ -80,13 +82,16 @@ class DFlashProposer:
         max_model_len: int,
         ops: DraftOps | None = None,
         backlog: BacklogArrays | None = None,
+        works_beside: bool = False,
     ) -> None:
+        assert not (works_beside and backlog is not None)
         if arrays.selector is None and any(layer.attention_conv is not None for layer in arrays.layers):
             raise ValueError("a DFlash2 checkpoint without its candidate selector: it was not trained for the arg max of DFlash")
         self.arrays, self.scratch = arrays, scratch
         self.taps = TargetTaps(scratch.features, target_layer_ids)
         self.k, self.max_model_len = num_speculative_tokens, max_model_len
         self.ops = DraftOps.plain() if ops is None else ops
+        self.works_beside = works_beside
         self.backlog = None if backlog is None else DraftBacklog(backlog, scratch.features, self._append)
 
     def record(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:
@@ -96,11 +101,25 @@ class DFlashProposer:
 
     def record_context(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:
         """Taps of the step's rows -> keys and values of all layers -> the pages of the rows that were committed."""
+        rows = self._rows_of(key, step)
+        if not self.works_beside:
+            self._record_products(launch, key, state, step, rows)
+        self._record_store(launch, state, rows)
+
+    def record_beside(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:
+        """Taps of the step's rows -> keys and values of all layers. Nothing here asks which of the rows are committed."""
+        self._record_products(launch, key, state, step, self._rows_of(key, step))
+
+    def _rows_of(self, key: GraphKey, step: StepArrays) -> ContextRows:
         tokens = key.num_tokens
         places = step.positions[:tokens], step.token_slot[:tokens], step.slot_mapping[:tokens]
-        self._append(launch, key, state, step, ContextRows(self.scratch.features[:tokens], *places, step.inputs.num_tokens))
+        return ContextRows(self.scratch.features[:tokens], *places, step.inputs.num_tokens)
 
     def _append(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays, rows: ContextRows) -> None:
+        self._record_products(launch, key, state, step, rows)
+        self._record_store(launch, state, rows)
+
+    def _record_products(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays, rows: ContextRows) -> None:
         arrays, scratch, eps = self.arrays, self.scratch, self.arrays.shape.rms_norm_eps
         tokens, live = rows.features.shape[0], rows.live
         fused, context, context_kv = scratch.fused[:tokens], scratch.context[:tokens], scratch.context_kv[:tokens]
@@ -110,12 +129,15 @@ class DFlashProposer:
         run.product(context_kv, context, arrays.context_kv, live)
         if arrays.context_bias is not None:
             launch.launch(add_bias, tokens, THREADS, context_kv, arrays.context_bias, live)
+
+    def _record_store(self, launch: Launcher, state: SlotState, rows: ContextRows) -> None:
+        arrays, tokens = self.arrays, rows.features.shape[0]
         launch.launch(
             store_context,
             (tokens, -(-len(arrays.layers) * arrays.shape.num_kv_heads // WARPS)),
             32 * WARPS,
             arrays.cache,
-            context_kv,
+            self.scratch.context_kv[:tokens],
             arrays.context_k_norms,
             arrays.rope_table,
             rows.positions,
@@ -123,8 +145,8 @@ class DFlashProposer:
             rows.slot_mapping,
             state.num_computed,
             state.finished,
-            eps,
-            live,
+            arrays.shape.rms_norm_eps,
+            rows.live,
         )
 
     def record_block(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:

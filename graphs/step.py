@@ -6,6 +6,7 @@ decode row, a verify row) is read from device memory, so that no family can drif
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from graphs.arrays import SlotState, StepArrays
@@ -47,14 +48,36 @@ def record_step(
     num_logits: int,
     sampler: Sampler | None = None,
     synthetic_acceptance: float | None = None,
+    beside: Callable[[Launcher], None] | None = None,
 ) -> None:
     """Record a step of at most key.num_requests rows, key.num_tokens tokens and `num_logits` logits rows.
 
     sampler: draws the tokens of a step with key.sampled.
     synthetic_acceptance: accept this share of drafts by a hash, whatever the target says of them (timing); None = the real walk.
+    beside: records what may run beside the end of the step, once the target has: a few small launches that wait for one another.
     """
     _record_inputs(launch, key, state, step, block_size, max_model_len)
     target.record(launch, state, step.of_requests(key.num_requests, key.query_len), key.num_tokens, num_logits)
+    if beside is None:
+        _record_tokens(launch, key, target, state, step, num_logits, sampler, synthetic_acceptance)
+        return
+    other = launch.fork()
+    beside(other)
+    _record_tokens(launch, key, target, state, step, num_logits, sampler, synthetic_acceptance)
+    launch.join(other)
+
+
+def _record_tokens(
+    launch: Launcher,
+    key: GraphKey,
+    target: Target,
+    state: SlotState,
+    step: StepArrays,
+    num_logits: int,
+    sampler: Sampler | None,
+    synthetic_acceptance: float | None,
+) -> None:
+    """Logits -> the tokens that the step emits -> state and outcome."""
     if not key.sampled:
         record_walk(launch, key, target.row_argmax, step, synthetic_acceptance)
         _record_end(launch, key, state, step)

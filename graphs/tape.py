@@ -91,3 +91,9 @@ class TapedLauncher:
 
     def wait(self, event: Any) -> None:
         self._launch.wait(event)
+
+    def fork(self) -> Launcher:
+        return self._launch.fork()
+
+    def join(self, beside: Launcher) -> None:
+        self._launch.join(beside)

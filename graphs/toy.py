@@ -87,9 +87,13 @@ class ScriptedProposer:
 
     appends_context = False
     backlog = None
+    works_beside = False
 
     def __init__(self, script: Array, *, memory: bool) -> None:
         self._script, self._memory = script, int(memory)
+
+    def record_beside(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:
+        """Nothing."""
 
     def record_context(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:
         """It has none."""
@@ -125,7 +129,10 @@ class OverruledProposer:
 
     def __init__(self, drafter: Proposer, script: Array, *, memory: bool) -> None:
         self._drafter, self._script, self._memory = drafter, script, int(memory)
-        self.backlog = drafter.backlog
+        self.backlog, self.works_beside = drafter.backlog, drafter.works_beside
+
+    def record_beside(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:
+        self._drafter.record_beside(launch, key, state, step)
 
     def record_context(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:
         self._drafter.record_context(launch, key, state, step)

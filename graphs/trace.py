@@ -29,7 +29,8 @@ class Node:
 
 @dataclass
 class Trace:
-    """A Launcher that runs nothing and remembers the order. Events and waits are refused: a step's graph is one stream."""
+    """A Launcher that runs nothing and remembers the order, forks in line. Events and waits are refused: a graph has one stream,
+    and what it forks."""
 
     nodes: list[Node] = field(default_factory=list)
 
@@ -70,6 +71,12 @@ class Trace:
 
     def wait(self, event: Any) -> None:
         raise TypeError("a recorder must not wait for events: one graph is one stream, and the caller orders graphs")
+
+    def fork(self) -> Trace:
+        return self
+
+    def join(self, beside: Launcher) -> None:
+        """Its nodes stand where they were recorded."""
 
     def dot(self, title: str) -> str:
         """The order of nodes as Graphviz text, with an edge wherever a node reads or overwrites what another last wrote."""

@@ -65,6 +65,12 @@ class Collected:
     def wait(self, event: Any) -> None:
         """Nothing to time."""
 
+    def fork(self) -> Collected:
+        return self
+
+    def join(self, beside: Any) -> None:
+        """Nothing to time."""
+
 
 class HeldStep:
     """Requests in the middle of their answers, and the verify step and the proposal that would come next.

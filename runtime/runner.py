@@ -98,6 +98,8 @@ class Runner:
             query_len=self.query_len,
             synthetic_acceptance=options.synthetic_acceptance,
         )
+        if proposer is not None and proposer.works_beside:
+            self.compute.let_fork()
         kept = None if proposer is None else proposer.backlog
         self._backlog = None if kept is None else ContextBacklog(kept.depth)
         before, after = self._before_launch, self.table.after_launch

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
+from graphs.arrays import SlotState, StepArrays
 from graphs.key import Family, GraphKey
 from graphs.launch import Launcher
 from graphs.library import Recorder
@@ -58,8 +60,10 @@ class StepRecorders:
         }
 
     def _record_step(self, launch: Launcher, key: GraphKey) -> None:
-        sizes = self._buffers.sizes
-        rows = key.num_requests
+        sizes, proposer = self._buffers.sizes, self._proposer
+        rows, beside = key.num_requests, None
+        if proposer is not None and proposer.works_beside:
+            beside = partial(_record_beside, proposer, key, self._state, self._step)
         record_step(
             self._instrumented(launch, key),
             key,
@@ -71,6 +75,7 @@ class StepRecorders:
             num_logits=rows * (key.query_len or self._query_len),
             sampler=self._sampler,
             synthetic_acceptance=self._synthetic_acceptance,
+            beside=beside,
         )
         if key.defers:
             assert self._proposer is not None
@@ -107,3 +112,7 @@ class StepRecorders:
         assert self._proposer is not None
         assert self._proposer.backlog is not None
         self._proposer.backlog.record_catch_up(launch, key, self._state, self._step)
+
+
+def _record_beside(proposer: Proposer, key: GraphKey, state: SlotState, step: StepArrays, launch: Launcher) -> None:
+    proposer.record_beside(launch, key, state, step)

@@ -64,6 +64,7 @@ class CandidateProposer:
 
     appends_context = False
     backlog = None
+    works_beside = False
 
     def __init__(self, ids: Array, logs: Array, distribution: DraftDistribution) -> None:
         self._ids, self._logs, self._distribution = ids, logs, distribution

@@ -128,6 +128,7 @@ class Speculator:
                 device, spec, sizes, scratch, self._dtype, on_gpu=on_gpu, choice=choice, target=target_ops
             ),
             backlog=allocate_backlog(device, spec, sizes, self._dtype) if config.pauses else None,
+            works_beside=not config.pauses,
         )
         distribution = None if scratch.selector is None else scratch.selector.distribution
         return Speculation(proposer, proposer.taps, draft_streamed_bytes(arrays), distribution)
