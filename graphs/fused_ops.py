@@ -147,7 +147,8 @@ def layouts_of(name: str, outputs: int, depth: int) -> list[Layout]:
     down."""
     usual = Layout.of(outputs, depth, slabs=2 if name == "gate_up" else None)
     if 2 * outputs * depth < _LARGE_BYTES:
-        return [Layout.at_once(outputs, depth) if name == "qkv" else usual]
+        together = Layout.at_once(outputs, depth)
+        return {"qkv": [together], "gate_up": list(dict.fromkeys([usual, together]))}.get(name, [usual])
     fewer = Layout.sharing(outputs, 2, max(usual.parts - 1, 1), spread=True)
     at_once = replace(usual, grid=-(-outputs // (2 * TILE_ROWS)), spread=False)
     return list(dict.fromkeys([usual, replace(usual, spread=False), fewer, at_once]))

@@ -216,10 +216,11 @@ def test_large_products_have_layouts_to_choose_from() -> None:
         assert len(known) == len(set(known)) == (4 if name == "gate_up" else 3)
 
 
-def test_small_products_have_one_layout() -> None:
+def test_layouts_of_small_products() -> None:
     """SmolLM2-135M's, and q, k, v of more columns than are under way at once."""
     assert layouts_of("qkv", 960, 576) == [Layout(3, 2, 3, 60, small=True)]
-    assert layouts_of("gate_up", 3072, 576) == [Layout(5, 2, 5, 192, small=True)]
+    assert layouts_of("gate_up", 3072, 576) == [Layout(5, 2, 5, 192, small=True), Layout(3, 2, 3, 192, small=True)]
+    assert layouts_of("gate_up", 96, 64) == [Layout(1, 2, 4, 2, small=True)]
     assert layouts_of("down", 576, 1536) == [Layout(8, 1, 8, 72, small=True)]
     assert layouts_of("qkv", 960, 2048) == [Layout(5, 2, 5, 60, small=True)]
 
