@@ -42,8 +42,8 @@ def let_groups_see_copies(typingctx):
 
 
 def group_products(kind: str, width: int) -> Any:
-    """group_products(sums, rows, weights): sums + the products of GROUP_TOKENS rows of activations with `width` weight rows over a
-    chunk. Called by all threads of a warp group.
+    """group_products(sums, rows, weights): begin to add to sums the products of GROUP_TOKENS rows of activations with `width` rows
+    of weights over a chunk. Called by all threads of a warp group, which touch neither sums nor operands before `group_sums`.
 
     sums: tuple of width / 2 float32: of weight rows 8 j + 2 (lane % 4) + (0, 1) those of row 16 warp + lane / 4, then those eight
     rows below. rows, weights: uint32, shared addresses of the first lines, multiples of ATOM. kind: bf16 or f16.
@@ -55,14 +55,8 @@ def group_products(kind: str, width: int) -> Any:
     for step in range(_STEPS):
         operands = f"${2 * count + step}, ${2 * count + _STEPS + step}"
         lines.append(f"wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{kind}.{kind} {{{totals}}}, {operands}, 1, 1, 1, 0, 0;")
-    lines += ["wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 0;"]
-    # One statement: nothing may touch the sums between its lines.
-    text, result = "\n".join(lines), ir.LiteralStructType([_FLOAT] * count)
-    tied = [str(i) for i in range(count)]
-    constraints = ",".join(["=f"] * count + tied + ["l"] * (2 * _STEPS) + ["~{memory}"])
-    statement = ir.InlineAsm(
-        ir.FunctionType(result, [_FLOAT] * count + [_LONG] * (2 * _STEPS)), text, constraints, side_effect=True
-    )
+    lines.append("wgmma.commit_group.sync.aligned;")
+    statement = _on_sums("\n".join(lines), count, 2 * _STEPS)
 
     def typed(typingctx, sums, rows, weights):
         def codegen(context, builder, sig, args):
@@ -71,13 +65,38 @@ def group_products(kind: str, width: int) -> Any:
                 first = builder.zext(builder.lshr(address, ir.Constant(_WORD, 4)), _LONG)
                 first = builder.or_(first, ir.Constant(_LONG, _LAYOUT))
                 descriptors += [builder.add(first, ir.Constant(_LONG, 2 * step)) for step in range(_STEPS)]
-            operands = [*cgutils.unpack_tuple(builder, args[0], count), *descriptors]
-            struct = builder.call(statement, operands, attrs=("convergent",))
+            struct = builder.call(statement, [*cgutils.unpack_tuple(builder, args[0], count), *descriptors], attrs=("convergent",))
             return context.make_tuple(builder, sig.return_type, [builder.extract_value(struct, i) for i in range(count)])
 
         return signature(floats, floats, types.uint32, types.uint32), codegen
 
     return intrinsic(typed)
+
+
+def group_sums(width: int, left: int) -> Any:
+    """group_sums(sums): the sums of `group_products`, when all products of this warp group but those of the last `left` calls are
+    done: with left > 0 more may still be under way to them."""
+    count = width // 2
+    floats = types.UniTuple(types.float32, count)
+    statement = _on_sums(f"wgmma.wait_group.sync.aligned {left};", count)
+
+    def typed(typingctx, sums):
+        def codegen(context, builder, sig, args):
+            struct = builder.call(statement, cgutils.unpack_tuple(builder, args[0], count), attrs=("convergent",))
+            return context.make_tuple(builder, sig.return_type, [builder.extract_value(struct, i) for i in range(count)])
+
+        return signature(floats, floats), codegen
+
+    return intrinsic(typed)
+
+
+def _on_sums(text: str, count: int, descriptors: int = 0) -> ir.InlineAsm:
+    """A statement whose first `count` operands are registers that it adds to, as $0 and on; then come descriptors."""
+    tied = [str(i) for i in range(count)]
+    constraints = ",".join(["=f"] * count + tied + ["l"] * descriptors + ["~{memory}"])
+    operands = [_FLOAT] * count + [_LONG] * descriptors
+    kind = ir.FunctionType(ir.LiteralStructType([_FLOAT] * count), operands)
+    return ir.InlineAsm(kind, text, constraints, side_effect=True)
 
 
 def put_group_sums(width: int, pitch: int) -> Any:

@@ -3,8 +3,8 @@
 A slot of the ring holds a line of 128 bytes for each weight row of the tile and for each of 64 rows of activations; eight threads
 copy a line, 16 bytes each. Piece p of line r lies at p ^ (r & 7): the order in which warp groups (kernels/lang_group.py) read a
 line, and in which no copies meet in a bank. Two groups of four warps multiply all rows of activations with half of the tile each.
-The ring is full of weights before the launch before has ended; then come the activations, and from there on a slot is filled anew
-once both groups have left it.
+The ring is full of weights before the launch before has ended; then come the activations. From there on the products of a chunk are
+under way while those of the chunk before end, and a slot is filled anew once both groups have left it: two turns later.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kernels.lang import cuda, device_function, i32, i64, u32
-from kernels.lang_group import ATOM, GROUP_TOKENS, group_products, let_groups_see_copies, put_group_sums
+from kernels.lang_group import ATOM, GROUP_TOKENS, group_products, group_sums, let_groups_see_copies, put_group_sums
 from kernels.lang_mma import commit_copies, copy16, copy16_ahead, floats_of, read16, ring_address
 from kernels.lang_warp import lane
 from kernels.lang_wide import LINE, barrier_of, wait_all_but, zeros_of
@@ -33,8 +33,8 @@ PITCH = _HEIGHT + 8
 
 RING_BYTES = ATOM + _STAGES * _SLOT
 
-_barrier, _wait, _no_sums = barrier_of(_THREADS), wait_all_but(_STAGES - 2), zeros_of(_WIDTH // 2)
-_put_sums = put_group_sums(_WIDTH, PITCH)
+_barrier, _wait, _no_sums = barrier_of(_THREADS), wait_all_but(_STAGES - 3), zeros_of(_WIDTH // 2)
+_sums_but_last, _sums, _put_sums = group_sums(_WIDTH, 1), group_sums(_WIDTH, 0), put_group_sums(_WIDTH, PITCH)
 
 
 @device_function
@@ -87,6 +87,11 @@ def copy_tokens(address, x, token, chunk):
             copy16(u32(address + u32((_HEIGHT + i * _LINES) * LINE)), x, at, bytes_of(i32(0), i32(1), column, depth))
 
 
+@device_function
+def next_slot(slot):
+    return u32(slot + u32(_SLOT)) if slot < u32((_STAGES - 1) * _SLOT) else u32(0)
+
+
 def begin(ring, weight, first, second, part, parts):
     if i32(cuda.threadIdx.x) < i32(_THREADS):
         at, chunk = u32(ring_begin(ring) + place_in_slot()), part
@@ -113,22 +118,21 @@ def _multiply(kind: str) -> Callable[..., Any]:
         group = warp >> i32(2)
         near = u32(start + u32(group * i32(_WIDTH * LINE)))
         far = u32(start + u32(_HEIGHT * LINE))
-        totals, chunk, turn, behind = _no_sums(), part, u32(0), u32((_STAGES - 1) * _SLOT)
+        totals, chunk, turn, behind = _no_sums(), part, u32(0), u32((_STAGES - 2) * _SLOT)
         while chunk < chunks:
             _wait()
             let_groups_see_copies()
             _barrier()
-            ahead = chunk + i32(_STAGES - 1) * parts
-            if chunk >= parts and ahead < chunks:  # into the slot that both groups have just left
+            totals = products(totals, u32(far + turn), u32(near + turn))
+            ahead = chunk + i32(_STAGES - 2) * parts
+            if chunk >= parts + parts and ahead < chunks:  # into the slot that both groups had left at the barrier
                 copy_weights(u32(to + behind), weight, first, second, ahead)
                 copy_tokens(u32(to + behind), x, token, ahead)
             commit_copies()
-            totals = products(totals, u32(far + turn), u32(near + turn))
+            totals = _sums_but_last(totals)
             chunk += parts
-            behind = turn
-            turn = u32(turn + u32(_SLOT))
-            if turn == u32(_STAGES * _SLOT):
-                turn = u32(0)
+            turn, behind = next_slot(turn), next_slot(behind)
+        totals = _sums(totals)
         _barrier()  # the ring has been read: it takes the sums
         row = ((warp & i32(3)) << i32(4)) + (own >> i32(2))
         column = group * i32(_WIDTH) + (((own & i32(3)) << i32(1)) ^ ((row & i32(1)) << i32(2)))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kernels.lang import NEG_INF, cuda, device_function, i32, i64, u32
-from kernels.lang_group import GROUP_TOKENS, group_products, let_groups_see_copies
+from kernels.lang_group import GROUP_TOKENS, group_products, group_sums, let_groups_see_copies
 from kernels.lang_head import best_of_sums, store_sums
 from kernels.lang_mma import commit_copies
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
@@ -62,7 +62,7 @@ def best_of_quad(value, column):
 
 
 def _stripes(kind: str) -> Callable[..., Any]:
-    products = group_products(kind, _WIDTH)
+    products, sums_of = group_products(kind, _WIDTH), group_sums(_WIDTH, 0)
 
     @device_function
     def multiply_stripe(logits, x, weight, vocab_size, token, live, first, step, chunks, start, to, values, columns):
@@ -96,7 +96,7 @@ def _stripes(kind: str) -> Callable[..., Any]:
             next_chunk = i32(next_chunk + i32(1))
             if next_chunk == chunks:
                 next_chunk, next_first = i32(0), i32(next_first + step)
-            totals = products(totals, u32(far + turn), u32(near + turn))
+            totals = sums_of(products(totals, u32(far + turn), u32(near + turn)))
             behind = turn
             turn = u32(turn + u32(_SLOT))
             if turn == u32(_STAGES * _SLOT):

@@ -54,7 +54,7 @@ class _Builder:
         assert "~{memory}" in asm.constraint, text
         assert asm.side_effect, text
         if operation == "wgmma":
-            return self._groups.multiply(text, asm.constraint, args)
+            return self._groups.run(text, asm.constraint, args)
         return getattr(self, f"_{operation}")(text, args)
 
     def _st(self, text: str, args: Any) -> None:

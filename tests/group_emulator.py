@@ -27,40 +27,70 @@ class _Group:
 
 
 class WarpGroups:
-    """Those of all blocks of `warp`."""
+    """Those of all blocks of `warp`. While products are under way their sums are NaN, and their operands are read when they are
+    waited for: what is stored there meanwhile shows."""
 
     def __init__(self, warp: Warp) -> None:
         self._warp = warp
         self._groups: dict[tuple[int, int], _Group] = {}
         self._lock = threading.Lock()
+        self._local = threading.local()
 
-    def multiply(self, text: str, constraints: str, args: Any) -> tuple[np.float32, ...]:
-        """The sums of this thread behind one statement: fence, products, the end of their group, the wait for it."""
-        begin, *products, end, wait = text.split("\n")
+    def run(self, text: str, constraints: str, args: Any) -> tuple[np.float32, ...]:
+        """The sums of this thread behind a statement: a group of products, or the wait for all such groups but the last ones."""
+        if wait := re.fullmatch(r"wgmma\.wait_group\.sync\.aligned (\d+);", text):
+            self._check(constraints, len(args))
+            return self._wait(int(wait[1]), args)
+        begin, *products, end = text.split("\n")
         assert begin == "wgmma.fence.sync.aligned;"
         assert end == "wgmma.commit_group.sync.aligned;"
-        assert wait == "wgmma.wait_group.sync.aligned 0;"
-        found = [_PRODUCT.fullmatch(product) for product in products]
-        thread, count = int(self._warp.threadIdx.x), int(found[0][1]) // 2  # type: ignore[index]
+        asked: list[tuple[str, int, int]] = []
+        for product in products:
+            found = _PRODUCT.fullmatch(product)
+            assert found is not None, product
+            count = int(found[1]) // 2
+            self._check(constraints, count)
+            assert re.findall(r"\d+", found[3]) == [str(i) for i in range(count)], "sums out of order"
+            rows, weights = (int(args[int(found[i]) - count]) for i in (4, 5))
+            asked.append((found[2], rows, weights))
+        if not self._under_way:
+            self._local.sums = args[:count]
+        self._under_way.append(tuple(asked))
+        return (np.float32(np.nan),) * count
+
+    @property
+    def _under_way(self) -> list[tuple[tuple[str, int, int], ...]]:
+        """Groups of products that this thread has not waited for: of each storage type, and descriptors of rows and weights."""
+        if not hasattr(self._local, "products"):
+            self._local.products = []
+        products: list[tuple[tuple[str, int, int], ...]] = self._local.products
+        return products
+
+    def _check(self, constraints: str, count: int) -> None:
         words = constraints.split(",")
         assert words[: 2 * count] == ["=f"] * count + [str(i) for i in range(count)], "sums in are not sums out"
-        assert set(words[2 * count :]) == {"l", "~{memory}"}
+        assert set(words[2 * count :]) <= {"l", "~{memory}"}
+
+    def _wait(self, left: int, args: Any) -> tuple[np.float32, ...]:
+        thread, count = int(self._warp.threadIdx.x), len(args)
+        if not self._under_way:
+            return tuple(args)
         with self._lock:
             group = self._groups.setdefault((int(self._warp.cluster_rank()), thread // (_WARPS * LANES)), _Group())
-        group.offered[thread] = args[count:]
+        done = max(len(self._under_way) - left, 0)
+        group.offered[thread] = tuple(self._under_way[:done])
+        del self._under_way[:done]
         if group.barrier.wait() == 0:
-            assert len({tuple(map(int, each)) for each in group.offered.values()}) == 1, "threads of a group differ"
+            (products,) = set(group.offered.values())  # the same for all threads
             group.offered.clear()
             group.result = np.zeros((64, 2 * count), np.float32)
-            for each in found:
-                assert each is not None, products
-                assert re.findall(r"\d+", each[3]) == [str(i) for i in range(count)], "sums out of order"
-                a, b = (self._operand(int(args[int(each[i]) - count]), height, each[2]) for i, height in ((4, 64), (5, 2 * count)))
-                group.result += a @ b.T
+            for kind, rows, weights in (each for of_group in products for each in of_group):
+                group.result += self._operand(rows, 64, kind) @ self._operand(weights, 2 * count, kind).T
         group.barrier.wait()
         row, column = thread // LANES % _WARPS * 16 + thread % LANES // 4, 2 * (thread % 4)
         places = [(row + i // 2 % 2 * 8, column + i // 4 * 8 + i % 2) for i in range(count)]
-        return tuple(np.float32(total + group.result[place]) for total, place in zip(args[:count], places, strict=True))
+        self._local.sums = [total + group.result[place] for total, place in zip(self._local.sums, places, strict=True)]
+        return tuple(map(np.float32, self._local.sums)) if not self._under_way else (np.float32(np.nan),) * count
 
     def _operand(self, descriptor: int, height: int, kind: str) -> np.ndarray:
         """[height, 16] float32: what a descriptor names, each row a line of 128 bytes in swizzled groups of eight."""

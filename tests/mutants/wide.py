@@ -58,4 +58,14 @@ MUTATIONS = (
         text="only on a GPU",
         expects="AssertionError",
     ),
+    mutation(
+        "sums-that-are-still-under-way",
+        "9d-49",
+        _GROUP,
+        "        totals = _sums(totals)\n",
+        "",
+        test=_SMALL,
+        text="only on a GPU, by chance",
+        expects="AssertionError",
+    ),
 )
