@@ -177,10 +177,30 @@ MUTATIONS = (
         "scalars-of-the-output-left-out",
         "D8",
         _PICK,
-        "if shape.output_multiplier != 1.0 or shape.logit_cap:",
-        "if shape.output_multiplier > 1.0:",
+        "scaled = shape.output_multiplier != 1.0 or bool(shape.logit_cap)",
+        "scaled = shape.output_multiplier > 1.0",
         test=_PICKED + "[scalars]",
         text="the order of the logits is the same: with the arg max of DFlash nothing changes, the selector weighs them wrongly",
+    ),
+    # ---- beside the end of the step ------------------------------------------------------------------------------------
+    mutation(
+        "keys-and-values-neither-beside-nor-behind",
+        "D5",
+        "runtime/step_recorders.py",
+        "if proposer is not None and proposer.works_beside:",
+        "if proposer is None:",
+        test=_REBUILD + "[v2]",
+        text=_LESS,
+    ),
+    mutation(
+        "what-runs-beside-is-never-joined",
+        "D5",
+        "graphs/step.py",
+        "    launch.join(other)\n",
+        "",
+        test=_ENGINE + "untapped_targets_launch_what_they_launched_before",
+        text="no graph is captured: with graphs.mode = eager the pages are stored before they are computed, by chance",
+        expects="unjoined fork",
     ),
     # ---- what does not survive ---------------------------------------------------------------------------------------
     mutation(
