@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kernels.lang import NEG_INF, SIMULATED, cuda, device_function, f32, i32, kernel
-from kernels.lang_overlap import let_next_launch_start, on_hopper, wait_for_launches
+from kernels.lang_overlap import has_warp_groups, let_next_launch_start, wait_for_launches
 from kernels.lang_storage import widen
 from kernels.lang_warp import primitive
 
@@ -33,11 +33,11 @@ _NONE = i32(2147483647)
 
 
 def _gpu_stripes(logits: Any, best_value: Any, best_column: Any, x: Any, weight: Any, *rest: Any) -> Callable[..., Any] | None:
-    return wide_head_gpu.STRIPES.get((str(x.dtype), str(weight.dtype))) if on_hopper() else None
+    return wide_head_gpu.STRIPES.get((str(x.dtype), str(weight.dtype))) if has_warp_groups() else None
 
 
 def _gpu_has_stripes(x: Any, weight: Any) -> Callable[..., Any] | None:
-    return wide_head_gpu.yes if on_hopper() and (str(x.dtype), str(weight.dtype)) in wide_head_gpu.STRIPES else None
+    return wide_head_gpu.yes if has_warp_groups() and (str(x.dtype), str(weight.dtype)) in wide_head_gpu.STRIPES else None
 
 
 @primitive(_gpu_has_stripes)
