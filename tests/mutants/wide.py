@@ -68,4 +68,32 @@ MUTATIONS = (
         text="only on a GPU, by chance",
         expects="AssertionError",
     ),
+    # ---- the head of many rows ---------------------------------------------------------------------------------------
+    mutation(
+        "head-that-asks-for-its-first-tile-again",
+        "9d-49",
+        "kernels/wide_head_gpu.py",
+        "next_chunk, next_first = i32(0), i32(next_first + step)",
+        "next_chunk, next_first = i32(0), i32(next_first)",
+        test="tests/test_gpu_wide_head.py::test_head[float16-66-600-590-128-1]",
+        text="only on a GPU: tokens of a tile whose logits are those of another",
+    ),
+    mutation(
+        "sums-that-go-on-in-the-next-tile",
+        "9d-49",
+        "kernels/wide_head_gpu.py",
+        "chunk, column, totals = i32(0), i32(column + step), _no_sums()",
+        "chunk, column = i32(0), i32(column + step)",
+        test="tests/test_gpu_wide_head.py::test_head[float16-66-600-590-128-1]",
+        text="only on a GPU",
+    ),
+    mutation(
+        "highest-column-of-equal-logits",
+        "9d-49",
+        "kernels/wide_head.py",
+        "total > value:",
+        "total >= value:",
+        test="tests/test_kernels_wide_head.py::test_head_and_best_columns[64-590-2-200-1-float32-cpu-1x1]",
+        text="only where two logits are equal",
+    ),
 )
