@@ -68,7 +68,7 @@ def warps_of_block():
 def multiplying_warps(spare, slabs):
     """Warps of this block that may multiply; `spare` of them do something else, but a single warp does everything."""
     most = i32(_MAX_WARPS_ONE) if slabs == i32(1) else i32(_MAX_WARPS_TWO)
-    return min(max(warps_of_block() - spare, i32(1)), most)
+    return min(max(i32(warps_of_block() - spare), i32(1)), most)
 
 
 @device_function
@@ -76,30 +76,30 @@ def place_of_warp(warps, parts):
     """(this warp, warps that share a tile, the tile that it is of, tiles that a block has at once, does it multiply, its part)."""
     warp, parts = warp_of_block(), min(parts, warps)
     tile, tiles = divide(warp, parts), divide(warps, parts)
-    return warp, parts, tile, tiles, tile < tiles, warp - tile * parts
+    return warp, parts, tile, tiles, tile < tiles, i32(warp - tile * parts)
 
 
 @device_function
 def put_sum(residual, normed, features, column, row, output, value, factor):
     """A sum to the residual, times the gain of the norm behind to `normed`, and to a drafter's features, where there are any."""
-    residual[row, output] = value
-    normed[row, output] = narrow(value * factor, normed)
+    residual[u32(row), u32(output)] = value
+    normed[u32(row), u32(output)] = narrow(value * factor, normed)
     if features is not None:
-        features[row, column + output] = narrow(value, features)
+        features[u32(row), u32(column + output)] = narrow(value, features)
 
 
 @device_function
 def total_of(partial, warp, parts, slabs, slab, place):
     """Sum of one element of a slab over the parts of a tile, in order; `warp` is the first of them. Four are read at once."""
-    step, at = slabs * i32(TILE), (warp * slabs + slab) * i32(TILE) + place
-    total, part, nothing = partial[at], i32(1), f32(0.0)
+    step, at = i32(slabs * i32(TILE)), i32((warp * slabs + slab) * i32(TILE) + place)
+    total, part, nothing = partial[u32(at)], i32(1), f32(0.0)
     while part < parts:
-        a, b = partial[at + step], partial[at + i32(2) * step] if part + i32(1) < parts else nothing
-        c = partial[at + i32(3) * step] if part + i32(2) < parts else nothing
-        d = partial[at + i32(4) * step] if part + i32(3) < parts else nothing
+        a, b = partial[u32(at + step)], partial[u32(at + i32(2) * step)] if i32(part + i32(1)) < parts else nothing
+        c = partial[u32(at + i32(3) * step)] if i32(part + i32(2)) < parts else nothing
+        d = partial[u32(at + i32(4) * step)] if i32(part + i32(3)) < parts else nothing
         total = total + a + b + c + d
-        at += i32(4) * step
-        part += i32(4)
+        at = i32(at + i32(4) * step)
+        part = i32(part + i32(4))
     return total
 
 
@@ -138,50 +138,50 @@ def norm_scales(scale, squares, token, width, eps, scaled):
 def project_rows(ring, partial, scale, out, x, squares, weight, eps, scaled, parts, slabs, gated, num_tokens):
     """What the three kernels below do, and those of kernels/project_small.py. gated 1: the second slab is of the weight rows that
     lie half of all further on, and out = silu(first) * second; else it is of the next eight."""
-    outputs, width, height = i32(weight.shape[0]) >> gated, i32(weight.shape[1]), (slabs >> gated) * i32(TILE_ROWS)
+    outputs, width, height = i32(i32(weight.shape[0]) >> gated), i32(weight.shape[1]), i32((slabs >> gated) * i32(TILE_ROWS))
     second = outputs if gated > i32(0) else i32(TILE_ROWS)
     warp, parts, group, tiles, multiplies, part = place_of_warp(multiplying_warps(i32(1), slabs), parts)
-    base, step = i32(cuda.blockIdx.x) * tiles * height, i32(cuda.gridDim.x) * tiles * height
-    row = base + group * height
+    base, step = i32(i32(cuda.blockIdx.x) * tiles * height), i32(i32(cuda.gridDim.x) * tiles * height)
+    row = i32(base + group * height)
     if multiplies and row < outputs:
-        begin_products(ring, weight, row, row + second, part, parts, warp, slabs)
+        begin_products(ring, weight, row, i32(row + second), part, parts, warp, slabs)
     wait_for_launches()
     let_next_launch_start()
     if multiplies and row < outputs:
         begin_rows(ring, x, i32(0), part, parts, warp, slabs)
     norm_scales(scale, squares, i32(0), width, eps, scaled)
-    live, halving = i32(num_tokens[0]), (slabs >> gated) - i32(1)
+    live, halving = i32(num_tokens[0]), i32((slabs >> gated) - i32(1))
     while base < outputs:
         token = i32(0)
         while token < live:
-            after = token + i32(TILE_TOKENS) if token + i32(TILE_TOKENS) < live else i32(0)
+            after = i32(token + i32(TILE_TOKENS)) if i32(token + i32(TILE_TOKENS)) < live else i32(0)
             if multiplies and row < outputs:
-                finish_products(ring, partial, x, token, weight, row, row + second, part, parts, warp, slabs)
-                next_row = row if after > i32(0) else row + step
+                finish_products(ring, partial, x, token, weight, row, i32(row + second), part, parts, warp, slabs)
+                next_row = row if after > i32(0) else i32(row + step)
                 if next_row < outputs:
-                    begin_products(ring, weight, next_row, next_row + second, part, parts, warp, slabs)
+                    begin_products(ring, weight, next_row, i32(next_row + second), part, parts, warp, slabs)
                     begin_rows(ring, x, after, part, parts, warp, slabs)
             cuda.syncthreads()
-            item = divide(part * warp_size() + lane(), octet_size())
-            while multiplies and item < min(live - token, i32(TILE_TOKENS)) << halving:
-                t, slab = item >> halving, item & halving
+            item, rows = divide(part * warp_size() + lane(), octet_size()), min(i32(live - token), i32(TILE_TOKENS))
+            while multiplies and item < i32(rows << halving):
+                t, slab = i32(item >> halving), i32(item & halving)
                 n = octet_lane()
                 while n < i32(TILE_ROWS):
-                    output, place = row + slab * i32(TILE_ROWS) + n, t * i32(TILE_ROWS) + n
+                    output, place = i32(row + slab * i32(TILE_ROWS) + n), i32(t * i32(TILE_ROWS) + n)
                     if output < outputs:
-                        total = total_of(partial, warp - part, parts, slabs, slab, place) * scale[t]
+                        total = total_of(partial, warp - part, parts, slabs, slab, place) * scale[u32(t)]
                         if gated > i32(0):
-                            up = total_of(partial, warp - part, parts, slabs, i32(1), place) * scale[t]
+                            up = total_of(partial, warp - part, parts, slabs, i32(1), place) * scale[u32(t)]
                             total = total / (f32(1.0) + exp(-total)) * up
-                        out[token + t, output] = narrow(total, out)
-                    n += octet_size()
-                item += divide(parts * warp_size(), octet_size())
+                        out[u32(token + t), u32(output)] = narrow(total, out)
+                    n = i32(n + octet_size())
+                item = i32(item + divide(parts * warp_size(), octet_size()))
             cuda.syncthreads()
             if after != token:
                 norm_scales(scale, squares, after, width, eps, scaled)
-            token += i32(TILE_TOKENS)
-        base += step
-        row += step
+            token = i32(token + i32(TILE_TOKENS))
+        base = i32(base + step)
+        row = i32(row + step)
 
 
 @kernel(writes=("out",), max_registers=_REGISTERS, overlap=True, early=("weight",))
@@ -242,62 +242,64 @@ def norm_gate_up(out, x, squares, weight, eps, scaled, parts, num_tokens):
 @device_function
 def add_rows(ring, partial, residual, normed, squares, x, weight, gain, parts, slabs, num_tokens, features, column):
     """What the two kernels below do, and with `features` those of kernels/project_tap.py."""
-    outputs, height = i32(weight.shape[0]), slabs * i32(TILE_ROWS)
+    outputs, height = i32(weight.shape[0]), i32(slabs * i32(TILE_ROWS))
     warp, parts, group, tiles, multiplies, part = place_of_warp(multiplying_warps(i32(0), slabs), parts)
-    base, step = i32(cuda.blockIdx.x) * tiles * height, i32(cuda.gridDim.x) * tiles * height
-    row = base + group * height
+    base, step = i32(i32(cuda.blockIdx.x) * tiles * height), i32(i32(cuda.gridDim.x) * tiles * height)
+    row = i32(base + group * height)
     octet = divide(part * warp_size() + lane(), octet_size())
-    own_t, own_output = octet >> (slabs - i32(1)), row + (octet & (slabs - i32(1))) * i32(TILE_ROWS) + octet_lane()
+    halving = i32(slabs - i32(1))
+    own_t, own_output = i32(octet >> halving), i32(row + (octet & halving) * i32(TILE_ROWS) + octet_lane())
     if multiplies and row < outputs:
-        begin_products(ring, weight, row, row + i32(TILE_ROWS), part, parts, warp, slabs)
+        begin_products(ring, weight, row, i32(row + i32(TILE_ROWS)), part, parts, warp, slabs)
     factor = f32(0.0)
     if multiplies and own_output < outputs:
-        factor = gain[own_output]
+        factor = gain[u32(own_output)]
     wait_for_launches()
     let_next_launch_start()
     if multiplies and row < outputs:
         begin_rows(ring, x, i32(0), part, parts, warp, slabs)
     before = f32(0.0)  # asked for now, so that nobody waits for it behind the product
     if multiplies and own_output < outputs and own_t < i32(residual.shape[0]):
-        before = residual[own_t, own_output]
+        before = residual[u32(own_t), u32(own_output)]
     live = i32(num_tokens[0])
     while base < outputs:
         token = i32(0)
         while token < live:
-            after = token + i32(TILE_TOKENS) if token + i32(TILE_TOKENS) < live else i32(0)
+            after = i32(token + i32(TILE_TOKENS)) if i32(token + i32(TILE_TOKENS)) < live else i32(0)
             if multiplies and row < outputs:
-                finish_products(ring, partial, x, token, weight, row, row + i32(TILE_ROWS), part, parts, warp, slabs)
-                next_row = row if after > i32(0) else row + step
+                finish_products(ring, partial, x, token, weight, row, i32(row + i32(TILE_ROWS)), part, parts, warp, slabs)
+                next_row = row if after > i32(0) else i32(row + step)
                 if next_row < outputs:
-                    begin_products(ring, weight, next_row, next_row + i32(TILE_ROWS), part, parts, warp, slabs)
+                    begin_products(ring, weight, next_row, i32(next_row + i32(TILE_ROWS)), part, parts, warp, slabs)
                     begin_rows(ring, x, after, part, parts, warp, slabs)
             cuda.syncthreads()
-            rows, item = min(live - token, i32(TILE_TOKENS)), octet
-            while multiplies and item - (item & i32(3)) < rows * slabs:  # whole warps: octet_sum wants all lanes
-                t, slab = item >> (slabs - i32(1)), item & (slabs - i32(1))
+            rows, item = min(i32(live - token), i32(TILE_TOKENS)), octet
+            while multiplies and i32(item & i32(-4)) < i32(rows * slabs):  # whole warps: octet_sum wants all lanes
+                t, slab = i32(item >> halving), i32(item & halving)
                 total, n = f32(0.0), octet_lane()
                 while n < i32(TILE_ROWS):
-                    output = row + slab * i32(TILE_ROWS) + n
+                    output = i32(row + slab * i32(TILE_ROWS) + n)
                     if t < rows and output < outputs:
                         own = item == octet and n == octet_lane()
-                        value = before if own else residual[token + t, output]
-                        value += total_of(partial, warp - part, parts, slabs, slab, t * i32(TILE_ROWS) + n)
-                        put_sum(residual, normed, features, column, token + t, output, value, factor if own else gain[output])
+                        value = before if own else residual[u32(token + t), u32(output)]
+                        value += total_of(partial, warp - part, parts, slabs, slab, i32(t * i32(TILE_ROWS) + n))
+                        gained = factor if own else gain[u32(output)]
+                        put_sum(residual, normed, features, column, i32(token + t), output, value, gained)
                         total += value * value
-                    n += octet_size()
+                    n = i32(n + octet_size())
                 total = octet_sum(total)
-                first = row + slab * i32(TILE_ROWS)
+                first = i32(row + slab * i32(TILE_ROWS))
                 if octet_lane() == 0 and t < rows and first < outputs:
-                    squares[token + t, divide(first, i32(TILE_ROWS))] = total
-                item += divide(parts * warp_size(), octet_size())
+                    squares[u32(token + t), u32(divide(first, i32(TILE_ROWS)))] = total
+                item = i32(item + divide(parts * warp_size(), octet_size()))
             cuda.syncthreads()
-            token += i32(TILE_TOKENS)
-            next_output = own_output if after > i32(0) else own_output + step
-            if multiplies and next_output < outputs and after + own_t < i32(residual.shape[0]):
-                before, factor = residual[after + own_t, next_output], gain[next_output]
-        base += step
-        row += step
-        own_output += step
+            token = i32(token + i32(TILE_TOKENS))
+            next_output = own_output if after > i32(0) else i32(own_output + step)
+            if multiplies and next_output < outputs and i32(after + own_t) < i32(residual.shape[0]):
+                before, factor = residual[u32(after + own_t), u32(next_output)], gain[u32(next_output)]
+        base = i32(base + step)
+        row = i32(row + step)
+        own_output = i32(own_output + step)
 
 
 @kernel(writes=("residual", "normed", "squares"), max_registers=_REGISTERS, overlap=True, early=("weight", "gain"))

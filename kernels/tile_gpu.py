@@ -55,14 +55,14 @@ def add_sums(a, b):
 @device_function
 def copy_place():
     """Where in a slab this lane's copy of the upper four rows goes; that of the lower four is 512 bytes behind."""
-    row, piece = lane() >> i32(3), lane() & i32(7)
+    row, piece = i32(lane() >> i32(3)), i32(lane() & i32(7))
     return u32(row * i32(128) + ((piece ^ ((row & i32(1)) << i32(2))) << i32(4)))
 
 
 @device_function
 def row_offset(array, row):
     """Where a row of a matrix begins, or its last row."""
-    return i64(min(row, i32(array.shape[0]) - i32(1))) * i64(array.shape[1])
+    return i64(min(i32(row), i32(i32(array.shape[0]) - i32(1)))) * i64(i32(array.shape[1]))
 
 
 @device_function
@@ -74,11 +74,11 @@ def copy_slab(address, weight, upper, lower, at, size):
 @device_function
 def copy_rows(address, x, token, at, size):
     """A chunk of up to eight activation rows; what a row that does not exist yields is never read."""
-    row = token + (lane() >> i32(3))
+    row = i32(token + (lane() >> i32(3)))
     if row < i32(x.shape[0]):
-        copy16_ahead(address, x, i64(row) * i64(x.shape[1]) + at, size)
-    if row + i32(4) < i32(x.shape[0]):
-        copy16_ahead(u32(address + u32(512)), x, i64(row + i32(4)) * i64(x.shape[1]) + at, size)
+        copy16_ahead(address, x, i64(row) * i64(i32(x.shape[1])) + at, size)
+    if i32(row + i32(4)) < i32(x.shape[0]):
+        copy16_ahead(u32(address + u32(512)), x, i64(i32(row + i32(4))) * i64(i32(x.shape[1])) + at, size)
 
 
 @device_function
@@ -90,20 +90,20 @@ def bytes_at(column, depth):
 def _begin(slabs: int, stages: int) -> Callable[..., Any]:
     @device_function
     def begin(ring, weight, row, other, part, parts, warp):
-        depth, place = i32(weight.shape[1]), lane() >> i32(3)
-        upper, lower = row_offset(weight, row + place), row_offset(weight, row + place + i32(4))
-        upper2, lower2 = row_offset(weight, other + place), row_offset(weight, other + place + i32(4))
+        depth, place = i32(weight.shape[1]), i32(lane() >> i32(3))
+        upper, lower = row_offset(weight, i32(row + place)), row_offset(weight, i32(row + place + i32(4)))
+        upper2, lower2 = row_offset(weight, i32(other + place)), row_offset(weight, i32(other + place + i32(4)))
         at = u32(ring_address(ring) + u32(warp * i32(stages * (slabs + 1) * _SLAB_BYTES)) + copy_place())
-        chunk = part * i32(_CHUNK)
+        chunk = i32(part * i32(_CHUNK))
         for _stage in range(stages):
             if chunk < depth:
-                column = chunk + ((lane() & i32(7)) << i32(3))
-                size, here = bytes_at(column, depth), i64(min(column, depth - i32(8)))
+                column = i32(chunk + ((lane() & i32(7)) << i32(3)))
+                size, here = bytes_at(column, depth), i64(min(column, i32(depth - i32(8))))
                 copy_slab(at, weight, upper, lower, here, size)
                 if slabs > 1:
                     copy_slab(u32(at + u32(_SLAB_BYTES)), weight, upper2, lower2, here, size)
             at = u32(at + u32((slabs + 1) * _SLAB_BYTES))
-            chunk += parts * i32(_CHUNK)
+            chunk = i32(chunk + parts * i32(_CHUNK))
         if chunk < depth and lane() < i32(8):  # what is asked for behind the first chunks comes from L2 then
             ask_for(weight, row_offset(weight, row + lane()) + i64(chunk))
             if slabs > 1:
@@ -115,16 +115,16 @@ def _begin(slabs: int, stages: int) -> Callable[..., Any]:
 def _rows(slabs: int, stages: int) -> Callable[..., Any]:
     @device_function
     def rows(ring, x, token, part, parts, warp):
-        depth, chunk = i32(x.shape[1]), part * i32(_CHUNK)
+        depth, chunk = i32(x.shape[1]), i32(part * i32(_CHUNK))
         at = u32(ring_address(ring) + u32(warp * i32(stages * (slabs + 1) * _SLAB_BYTES)) + copy_place())
         for _stage in range(stages):
             if chunk < depth:
-                column = chunk + ((lane() & i32(7)) << i32(3))
-                here = i64(min(column, depth - i32(8)))
+                column = i32(chunk + ((lane() & i32(7)) << i32(3)))
+                here = i64(min(column, i32(depth - i32(8))))
                 copy_rows(u32(at + u32(slabs * _SLAB_BYTES)), x, token, here, bytes_at(column, depth))
             commit_copies()
             at = u32(at + u32((slabs + 1) * _SLAB_BYTES))
-            chunk += parts * i32(_CHUNK)
+            chunk = i32(chunk + parts * i32(_CHUNK))
 
     return rows
 
@@ -134,18 +134,18 @@ def _finish(mma: Any, slabs: int, stages: int, wait: Any) -> Callable[..., Any]:
 
     @device_function
     def finish(ring, partial, x, token, weight, row, other, part, parts, warp):
-        depth, place = i32(weight.shape[1]), lane() >> i32(3)
-        upper, lower = row_offset(weight, row + place), row_offset(weight, row + place + i32(4))
-        upper2, lower2 = row_offset(weight, other + place), row_offset(weight, other + place + i32(4))
+        depth, place = i32(weight.shape[1]), i32(lane() >> i32(3))
+        upper, lower = row_offset(weight, i32(row + place)), row_offset(weight, i32(row + place + i32(4)))
+        upper2, lower2 = row_offset(weight, i32(other + place)), row_offset(weight, i32(other + place + i32(4)))
         ring_begin = u32(ring_address(ring) + u32(warp * i32(ring_bytes)))
-        step, piece = parts * i32(_CHUNK), (lane() & i32(7)) << i32(3)
-        chunk, to = part * i32(_CHUNK) + i32(stages) * step, u32(ring_begin + copy_place())
-        group, quad = lane() >> i32(2), lane() & i32(3)
+        step, piece = i32(parts * i32(_CHUNK)), i32((lane() & i32(7)) << i32(3))
+        chunk, to = i32(part * i32(_CHUNK) + i32(stages) * step), u32(ring_begin + copy_place())
+        group, quad = i32(lane() >> i32(2)), i32(lane() & i32(3))
         near = u32(ring_begin + u32(group * i32(128) + ((quad ^ ((group & i32(1)) << i32(2))) << i32(4))))
         far = u32(ring_begin + u32(group * i32(128) + (((quad + i32(4)) ^ ((group & i32(1)) << i32(2))) << i32(4))))
         a, b, c, d = no_sums(), no_sums(), no_sums(), no_sums()
         v, e = no_words(), no_words()
-        k, turn = part * i32(_CHUNK), u32(0)
+        k, turn = i32(part * i32(_CHUNK)), u32(0)
         while k < depth:
             wait()
             warp_barrier()
@@ -159,26 +159,26 @@ def _finish(mma: Any, slabs: int, stages: int, wait: Any) -> Callable[..., Any]:
             d = mma(d, u[2], e[2], u[3], e[3], x1[2], x1[3])
             warp_barrier()
             if chunk < depth:
-                column = chunk + piece
-                size, here = bytes_at(column, depth), i64(min(column, depth - i32(8)))
+                column = i32(chunk + piece)
+                size, here = bytes_at(column, depth), i64(min(column, i32(depth - i32(8))))
                 copy_slab(u32(to + turn), weight, upper, lower, here, size)
                 if slabs > 1:
                     copy_slab(u32(to + turn + u32(_SLAB_BYTES)), weight, upper2, lower2, here, size)
                 copy_rows(u32(to + turn + u32(slabs * _SLAB_BYTES)), x, token, here, size)
             commit_copies()
-            chunk += step
-            k += step
+            chunk = i32(chunk + step)
+            k = i32(k + step)
             turn = u32(turn + u32(stage_bytes))
             if turn == u32(ring_bytes):
                 turn = u32(0)
         wait_copies()
         a = add_sums(add_sums(a, b), add_sums(c, d))
-        at = (warp * i32(slabs * _TOKENS) + quad * i32(2)) * i32(_ROWS) + group
-        partial[at] = a[0]
-        partial[at + i32(_ROWS)] = a[1]
+        at = i32((warp * i32(slabs * _TOKENS) + quad * i32(2)) * i32(_ROWS) + group)
+        partial[u32(at)] = a[0]
+        partial[u32(at + i32(_ROWS))] = a[1]
         if slabs > 1:
-            partial[at + i32(_ROWS * _TOKENS)] = a[2]
-            partial[at + i32(_ROWS * _TOKENS + _ROWS)] = a[3]
+            partial[u32(at + i32(_ROWS * _TOKENS))] = a[2]
+            partial[u32(at + i32(_ROWS * _TOKENS + _ROWS))] = a[3]
 
     return finish
 
@@ -221,25 +221,25 @@ FINISH = {("uint16", "uint16"): _finish_of(mma_bfloat16), ("float16", "float16")
 @device_function
 def four_of_row(squares, start, i, columns):
     """Sum of the four elements of a row from column i on; 0 behind its end."""
-    values = floats_of(load16(squares, start + i64(min(i, columns - i32(4)))))
+    values = floats_of(load16(squares, start + i64(min(i, i32(columns - i32(4))))))
     total = (values[0] + values[1]) + (values[2] + values[3])
     return total if i < columns else f32(0.0)
 
 
 def scales_of_rows(scale, squares, token, width, eps):
     """Four lanes a row, so that eight rows are under way at once, and of each row eight loads of a lane."""
-    group, quad, columns = lane() >> i32(2), lane() & i32(3), i32(squares.shape[1])
-    row = min(token + group, i32(squares.shape[0]) - i32(1))
+    group, quad, columns = i32(lane() >> i32(2)), i32(lane() & i32(3)), i32(squares.shape[1])
+    row = min(i32(token + group), i32(i32(squares.shape[0]) - i32(1)))
     total, start = f32(0.0), i64(row) * i64(columns)
     if columns & i32(3) == i32(0):
-        i = quad * i32(4)
+        i = i32(quad * i32(4))
         while i < columns:
-            a, b = four_of_row(squares, start, i, columns), four_of_row(squares, start, i + i32(16), columns)
-            c, d = four_of_row(squares, start, i + i32(32), columns), four_of_row(squares, start, i + i32(48), columns)
-            e, f = four_of_row(squares, start, i + i32(64), columns), four_of_row(squares, start, i + i32(80), columns)
-            g, h = four_of_row(squares, start, i + i32(96), columns), four_of_row(squares, start, i + i32(112), columns)
+            a, b = four_of_row(squares, start, i, columns), four_of_row(squares, start, i32(i + i32(16)), columns)
+            c, d = four_of_row(squares, start, i32(i + i32(32)), columns), four_of_row(squares, start, i32(i + i32(48)), columns)
+            e, f = four_of_row(squares, start, i32(i + i32(64)), columns), four_of_row(squares, start, i32(i + i32(80)), columns)
+            g, h = four_of_row(squares, start, i32(i + i32(96)), columns), four_of_row(squares, start, i32(i + i32(112)), columns)
             total += ((a + b) + (c + d)) + ((e + f) + (g + h))
-            i += i32(128)
+            i = i32(i + i32(128))
     else:
         i = quad
         while i < columns:
