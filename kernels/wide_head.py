@@ -103,7 +103,7 @@ def wide_head(logits, best_value, best_column, x, weight, vocab_size, num_rows):
         num_rows: int32 [1], live rows.
 
     Launch: HEAD_THREADS threads on a GPU, any grid, S blocks at best. A block owns its stripes. Barriers are reached by all its
-    threads. Idempotent; safe under capture. Oracle: oracle_fused.wide_head.
+    threads. Idempotent; safe under capture. Oracle: oracle_fused.project_argmax.
     """
     ring = cuda.shared.array(0, f32)
     values = cuda.shared.array(_CELLS, f32)
