@@ -101,7 +101,7 @@ def test_weights_that_are_held_are_loaded_where_they_are_asked_for(
 
 
 @pytest.mark.parametrize("storage", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", ["wide_gate_up", "wide_parts"])
+@pytest.mark.parametrize("name", ["wide_gate_up", "wide_parts", "wide_head"])
 def test_wide_products_are_those_of_warp_groups(ptx: dict[str, dict[str, dict[str, str]]], name: str, storage: str) -> None:
     """As above."""
     text = ptx[name][storage].get("ptx", "")
