@@ -97,27 +97,3 @@ def _on_sums(text: str, count: int, descriptors: int = 0) -> ir.InlineAsm:
     operands = [_FLOAT] * count + [_LONG] * descriptors
     kind = ir.FunctionType(ir.LiteralStructType([_FLOAT] * count), operands)
     return ir.InlineAsm(kind, text, constraints, side_effect=True)
-
-
-def put_group_sums(width: int, pitch: int) -> Any:
-    """put_group_sums(address, sums): sums of `group_products` to shared memory as [tokens, pitch] float32.
-
-    address: uint32, of this lane's first sum. Within eight weight rows the second four come first in odd rows: lanes that store,
-    or read sixteen bytes, together meet in no bank where pitch % 32 == 8.
-    """
-    count = width // 2
-    floats = types.UniTuple(types.float32, count)
-
-    def typed(typingctx, address, sums):
-        def codegen(context, builder, sig, args):
-            totals = cgutils.unpack_tuple(builder, args[1], count)
-            kind = ir.FunctionType(ir.VoidType(), [_WORD, _FLOAT, _FLOAT])
-            for pair in range(count // 2):
-                offset = (pair % 2 * 8 * pitch + pair // 2 * 8) * 4
-                asm = ir.InlineAsm(kind, f"st.shared.v2.f32 [$0+{offset}], {{$1, $2}};", "r,f,f,~{memory}", side_effect=True)
-                builder.call(asm, [args[0], *totals[2 * pair : 2 * pair + 2]])
-            return context.get_dummy_value()
-
-        return signature(types.void, types.uint32, floats), codegen
-
-    return intrinsic(typed)

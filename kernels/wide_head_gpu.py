@@ -18,7 +18,7 @@ from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_warp import lane, quad_max
 from kernels.lang_wide import LINE, barrier_of, wait_all_but, zeros_of
 from kernels.wide_group_gpu import RING_BYTES as GROUP_RING_BYTES
-from kernels.wide_group_gpu import copy_tokens, copy_weights, place_in_slot, ring_begin
+from kernels.wide_group_gpu import copy_tile, copy_tokens, place_in_slot, ring_begin
 
 RING_BYTES = GROUP_RING_BYTES
 _HEIGHT = 192
@@ -48,7 +48,7 @@ def begin_stripe(to, weight, first, step, chunks):
     chunk, row, total = i32(0), i32(first), chunks_of_stripe(weight, first, step, chunks)
     for stage in range(_STAGES):
         if i32(stage) < total:
-            copy_weights(u32(to + u32(stage * _SLOT)), weight, row, i32(row + i32(_WIDTH)), chunk)
+            copy_tile(u32(to + u32(stage * _SLOT)), weight, row, chunk)
         chunk = i32(chunk + i32(1))
         if chunk == chunks:
             chunk, row = i32(0), i32(row + step)
@@ -90,7 +90,7 @@ def _stripes(kind: str) -> Callable[..., Any]:
             let_groups_see_copies()
             _barrier()
             if done > i32(0) and i32(done + i32(_STAGES - 1)) < total:  # into the slot that both groups have just left
-                copy_weights(u32(to + behind), weight, next_first, i32(next_first + i32(_WIDTH)), next_chunk)
+                copy_tile(u32(to + behind), weight, next_first, next_chunk)
                 copy_tokens(u32(to + behind), x, token, next_chunk)
             commit_copies()
             next_chunk = i32(next_chunk + i32(1))

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from kernels.add_norm import add_norm_eights
 from kernels.lang import MAX_THREADS, cuda, f32, i32, kernel
-from kernels.lang_eight import write_eight
 from kernels.lang_overlap import early_count, let_next_launch_start, wait_for_launches
 from kernels.project import ceil_div, divide
-from kernels.wide_tile import HEIGHT, RING_BYTES, WIDE_TOKENS, begin_wide, multiply_wide, place_of, wide_sums
-
-_EIGHTS = HEIGHT // 8
+from kernels.wide_tile import HEIGHT, RING_BYTES, WIDE_TOKENS, begin_parts, has_tiles, parts_of_threads, store_parts
 
 
 @kernel(writes=("out",), max_registers=128, overlap=True, early=("weight", "num_tokens"), shared=RING_BYTES)
@@ -32,12 +29,12 @@ def wide_parts(out, x, weight, parts, num_tokens):
     are reached by all its threads. Idempotent; safe under capture. Oracle: oracle_fused.wide_parts.
     """
     ring = cuda.shared.array(0, f32)
-    outputs, half, item = i32(weight.shape[0]), i32(HEIGHT // 2), i32(cuda.blockIdx.x)
+    outputs, item = i32(weight.shape[0]), i32(cuda.blockIdx.x)
     items = ceil_div(outputs, i32(HEIGHT)) * parts
     begun, live = item < items, early_count(num_tokens)
     if begun:
         first = divide(item, parts) * i32(HEIGHT)
-        begin_wide(ring, weight, first, first + half, item - divide(item, parts) * parts, parts)
+        begin_parts(ring, weight, first, item - divide(item, parts) * parts, parts)
     wait_for_launches()
     let_next_launch_start()
     while item < items:
@@ -45,17 +42,12 @@ def wide_parts(out, x, weight, parts, num_tokens):
         part, base = item - tile * parts, tile * i32(HEIGHT)
         while token < live:
             if not begun:
-                begin_wide(ring, weight, base, base + half, part, parts)
+                begin_parts(ring, weight, base, part, parts)
             begun = False
-            multiply_wide(ring, x, token, weight, base, base + half, part, parts)
-            cuda.syncthreads()
-            eight, rows = i32(cuda.threadIdx.x), min(live - token, i32(WIDE_TOKENS))
-            while eight < rows * i32(_EIGHTS):
-                t, place = place_of(eight, rows)
-                if base + place < outputs:
-                    values = wide_sums(ring, x, weight, token + t, base + place, t, place, part, parts)
-                    write_eight(out, token + t, part * outputs + base + place, values)
-                eight += i32(cuda.blockDim.x)
+            if has_tiles(x, weight):
+                store_parts(ring, out, x, token, live, weight, base, part, parts)
+            else:
+                parts_of_threads(out, x, token, live, weight, base, part, parts)
             cuda.syncthreads()
             token += i32(WIDE_TOKENS)
         item += i32(cuda.gridDim.x)

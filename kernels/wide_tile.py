@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kernels.lang import SIMULATED, device_function, f32, i32
+from kernels.lang import SIMULATED, cuda, device_function, f32, i32
+from kernels.lang_eight import write_eight
+from kernels.lang_fast import sigmoid
 from kernels.lang_overlap import has_warp_groups
 from kernels.lang_storage import widen
 from kernels.lang_warp import primitive
@@ -34,54 +36,101 @@ RING_BYTES = 0 if SIMULATED else wide_group_gpu.RING_BYTES
 """Dynamic shared memory of a block: most of what a multiprocessor has."""
 
 
-def _gpu_begin(ring: Any, weight: Any, *rest: Any) -> Callable[..., Any] | None:
-    return wide_group_gpu.BEGIN.get(str(weight.dtype)) if has_warp_groups() else None
+def _gpu(form: str, weight: int, x: int | None = None) -> Callable[..., Callable[..., Any] | None]:
+    """What chooses a GPU's form by the types of its arguments at these places."""
+
+    def choose(*types: Any) -> Callable[..., Any] | None:
+        key = str(types[weight].dtype) if x is None else (str(types[x].dtype), str(types[weight].dtype))
+        found: Callable[..., Any] | None = getattr(wide_group_gpu, form).get(key) if has_warp_groups() else None
+        return found
+
+    return choose
 
 
-def _gpu_multiply(ring: Any, x: Any, token: Any, weight: Any, *rest: Any) -> Callable[..., Any] | None:
-    return wide_group_gpu.MULTIPLY.get((str(x.dtype), str(weight.dtype))) if has_warp_groups() else None
-
-
-def _gpu_sums(ring: Any, x: Any, weight: Any, *rest: Any) -> Callable[..., Any] | None:
-    return wide_group_gpu.SUMS.get((str(x.dtype), str(weight.dtype))) if has_warp_groups() else None
-
-
-@primitive(_gpu_begin)
-def begin_wide(ring, weight, first, second, part, parts):
-    """Ask for the first weights of a tile, before anything else is read: `multiply_wide` follows with the same arguments.
+@primitive(_gpu("BEGIN_PARTS", 1))
+def begin_parts(ring, weight, first, part, parts):
+    """Ask for the first weights of a tile, before anything else is read: `store_parts` follows with the same arguments.
 
     Args:
         ring: the block's dynamic shared memory, RING_BYTES on a GPU.
         weight: [N, K], 16-bit or float32. A GPU's 16-bit form needs K % 8 == 0 and rows that begin at 16 bytes.
-        first, second: int32, first weight rows of the halves of the tile.
+        first: int32, first weight row of the tile.
         part, parts: int32: of the chunks of CHUNK columns every parts-th from `part` on.
     """
 
 
-@primitive(_gpu_multiply)
-def multiply_wide(ring, x, token, weight, first, second, part, parts):
-    """Multiply the tile with rows token .. token + WIDE_TOKENS - 1 of x; behind a barrier `wide_sums` hands out the sums. Called by
-    all threads of a block, on a GPU WIDE_WARPS warps or more."""
+@primitive(_gpu("STORED", 1, 0))
+def has_tiles(x, weight):
+    """Do `store_parts` and `store_gate_up` do all the work?"""
+    return False
+
+
+@primitive(_gpu("STORE_PARTS", 5, 2))
+def store_parts(ring, out, x, token, live, weight, first, part, parts):
+    """`parts_of_threads` where there are warp groups, behind `begin_parts`; nothing elsewhere. Called by all threads of a block,
+    WIDE_WARPS warps or more; behind a barrier the ring is free."""
 
 
 @device_function
-def place_of(item, rows):
-    """(token, place in the tile) of an item of eight sums: four neighbours, then the next token, of so many: lanes that read the
-    ring together meet in no bank, and what they write is long."""
-    group = divide(item >> i32(2), rows)
-    return (item >> i32(2)) - group * rows, ((group << i32(2)) + (item & i32(3))) << i32(3)
+def parts_of_threads(out, x, token, live, weight, first, part, parts):
+    """out[t, part * N + n] = x[t] @ weight[n] over the columns of a part, for tokens t from `token` on, WIDE_TOKENS at most, below
+    `live`, and weight rows n of the tile."""
+    item, rows, outputs = i32(cuda.threadIdx.x), min(live - token, i32(WIDE_TOKENS)), i32(weight.shape[0])
+    while item < rows * i32(HEIGHT // 8):
+        place = divide(item, rows)
+        row, output = token + item - place * rows, first + (place << i32(3))
+        if output < outputs:
+            write_eight(out, row, part * outputs + output, wide_sums(x, weight, row, output, part, parts))
+        item += i32(cuda.blockDim.x)
 
 
-@primitive(_gpu_sums)
-def wide_sums(ring, x, weight, token, row, t, place, part, parts):
-    """x[token] @ weight[row + j] for j = 0..7 over the columns of a part, as eight float32.
+@primitive(_gpu("BEGIN_GATE_UP", 1))
+def begin_gate_up(ring, weight, first):
+    """As `begin_parts`, of gate's rows from `first` on, and as many of up."""
 
-    Args:
-        token, row: int32, of x and of the weights, which have rows up to row + 7.
-        t: int32, the token's place among those that were multiplied.
-        place: int32, the row's place in the tile, a multiple of 8.
-        part, parts: int32, as in `begin_wide`.
-    """
+
+@primitive(_gpu("STORE_GATE_UP", 5, 2))
+def store_gate_up(ring, out, x, token, live, weight, first):
+    """`gate_up_of_threads`, as `store_parts`."""
+
+
+@device_function
+def gate_up_of_threads(out, x, token, live, weight, first):
+    """out[t, n] = silu(x[t] @ weight[n]) * (x[t] @ weight[I + n]) for columns n of the tile, half as many as it has weight rows;
+    tokens as in `parts_of_threads`."""
+    item, rows, outputs = i32(cuda.threadIdx.x), min(live - token, i32(WIDE_TOKENS)), i32(out.shape[1])
+    while item < rows * i32(HEIGHT // 16):
+        place = divide(item, rows)
+        row, output = token + item - place * rows, first + (place << i32(3))
+        if output < outputs:
+            gates = wide_sums(x, weight, row, output, i32(0), i32(1))
+            ups = wide_sums(x, weight, row, outputs + output, i32(0), i32(1))
+            write_eight(out, row, output, eight_gated(gates, ups))
+        item += i32(cuda.blockDim.x)
+
+
+@device_function
+def gated(gate, up):
+    return gate * sigmoid(gate) * up
+
+
+@device_function
+def eight_gated(g, u):
+    return (
+        gated(g[0], u[0]),
+        gated(g[1], u[1]),
+        gated(g[2], u[2]),
+        gated(g[3], u[3]),
+        gated(g[4], u[4]),
+        gated(g[5], u[5]),
+        gated(g[6], u[6]),
+        gated(g[7], u[7]),
+    )
+
+
+@device_function
+def wide_sums(x, weight, token, row, part, parts):
+    """x[token] @ weight[row + j] for j = 0..7 over the columns of a part, as eight float32."""
     a, b, c, d = f32(0.0), f32(0.0), f32(0.0), f32(0.0)
     e, f, g, h = f32(0.0), f32(0.0), f32(0.0), f32(0.0)
     depth, begin = i32(weight.shape[1]), part * i32(CHUNK)

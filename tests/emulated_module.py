@@ -105,6 +105,7 @@ def gpu_module(name: str, warp: Warp, **others: ModuleType) -> ModuleType:
     )
     fast = ModuleType("kernels.lang_fast")
     fast.inverse_root = lambda value: np.float32(1) / np.sqrt(np.float32(value))  # type: ignore[attr-defined]
+    fast.sigmoid = lambda value: np.float32(1) / (np.float32(1) + np.exp(-value))  # type: ignore[attr-defined]
     overlap = ModuleType("kernels.lang_overlap")
     overlap.__dict__.update(
         wait_for_launches=lambda: None,

@@ -1,4 +1,4 @@
-"""kernels/lang_wide.py and lang_group.py in emulated warps: their own code is run, and the instructions that it writes carried out.
+"""kernels/lang_wide.py, lang_group.py and lang_head.py in emulated warps: their own code is run, and what it writes carried out.
 
 What tests/warp_emulator.py hands to kernels are functions in the place of intrinsics; here the intrinsics themselves are tested,
 so that an offset in the text of an instruction is too.
@@ -19,7 +19,12 @@ import numpy as np
 
 import kernels
 from tests.group_emulator import WarpGroups
-from tests.warp_emulator import LANES, Warp
+from tests.warp_emulator import Warp
+
+_STORE = re.compile(
+    r"\{ \.reg \.pred p; \.reg \.s32 c; add\.s32 c, \$3, (\d+); setp\.lt\.s32 p, c, \$4; "
+    r"@p st\.global\.v2\.f32 \[\$0\+(\d+)\], \{\$1, \$2\}; \}"
+)
 
 
 class _Builder:
@@ -43,6 +48,23 @@ class _Builder:
     def add(self, value: Any, constant: Any) -> int:
         return int(value) + int(constant.constant)
 
+    def and_(self, one: bool, other: bool) -> bool:
+        return one and other
+
+    def fcmp_ordered(self, operation: str, one: Any, other: Any) -> bool:
+        assert operation == ">"
+        return bool(one > other)
+
+    def icmp_signed(self, operation: str, one: Any, other: Any) -> bool:
+        assert operation == "<"
+        return int(one) < int(other)
+
+    def select(self, condition: bool, one: Any, other: Any) -> Any:
+        return one if condition else other
+
+    def ptrtoint(self, pointer: Any, kind: Any) -> Any:
+        return pointer
+
     def extract_value(self, values: Any, index: int) -> Any:
         return values[index]
 
@@ -55,17 +77,20 @@ class _Builder:
         assert asm.side_effect, text
         if operation == "wgmma":
             return self._groups.run(text, asm.constraint, args)
+        if operation == "{ ":
+            return self._store(text, args)
         return getattr(self, f"_{operation}")(text, args)
 
-    def _st(self, text: str, args: Any) -> None:
-        """Lanes that store eight bytes each do so by halves of a warp."""
-        address, (_, *values) = int(args[0]) + _offset(text), args
-        lanes = self._warp.combine(address, lambda lane: list(range(LANES)), lambda values: values)
-        for first in range(0, LANES, LANES // len(values)):
-            words = {other // 4 % 32 + i for other in lanes[first:][: LANES // len(values)] for i in range(len(values))}
-            assert len(words) == LANES, "lanes that store together meet in a bank"
-        for i, value in enumerate(values):
-            self._warp.write4(address + 4 * i, value)
+    def _store(self, text: str, args: Any) -> None:
+        """Two neighbouring columns, where they are below the end."""
+        found = _STORE.fullmatch(text)
+        assert found is not None, text
+        (array, offset), first, second, column, end = args
+        offset += int(found[2]) // 4
+        assert array.dtype == np.float32
+        assert offset % 2 == 0, "not aligned"
+        if int(column) + int(found[1]) < int(end):
+            array.reshape(-1)[offset : offset + 2] = first, second
 
     def _fence(self, text: str, args: Any) -> None:
         assert text == "fence.proxy.async.shared::cta;"
@@ -84,14 +109,14 @@ class _Builder:
         barrier.wait()
 
 
-def _offset(text: str) -> int:
-    return int(re.search(r"\+(\d+)\]", text)[1])  # type: ignore[index]
-
-
 def fragments_module(warp: Warp, name: str) -> ModuleType:
     """kernels/<name>.py, read anew, its intrinsics as functions of numbers."""
     builder = _Builder(warp)
-    number = lambda value: np.float32(getattr(value, "constant", value))  # noqa: E731
+
+    def number(value: Any) -> np.int32 | np.float32:
+        value = getattr(value, "constant", value)
+        return np.int32(value) if isinstance(value, (int, np.integer)) else np.float32(value)
+
     context = SimpleNamespace(make_tuple=lambda builder, kind, values: tuple(map(number, values)), get_dummy_value=lambda: None)
 
     def intrinsic(typed: Any) -> Any:
@@ -103,14 +128,18 @@ def fragments_module(warp: Warp, name: str) -> ModuleType:
 
     cuda, extending, typing = (ModuleType(name) for name in ("numba.cuda", "numba.cuda.extending", "numba.cuda.typing"))
     cuda.cgutils = SimpleNamespace(unpack_tuple=lambda builder, values, count: list(values[:count]))  # type: ignore[attr-defined]
-    cuda.types = SimpleNamespace(UniTuple=lambda kind, count: None, float32=None, uint32=None, int64=None, void=None)  # type: ignore[attr-defined]
+    names = ("float32", "int32", "uint32", "int64", "uint64", "void")
+    kinds = {"UniTuple": lambda kind, count: None, "Tuple": lambda kinds: None} | dict.fromkeys(names)
+    cuda.types = SimpleNamespace(**kinds)  # type: ignore[attr-defined]
     extending.intrinsic = intrinsic  # type: ignore[attr-defined]
     typing.signature = lambda result, *arguments: SimpleNamespace(return_type=result, args=arguments)  # type: ignore[attr-defined]
+    mma = ModuleType("kernels.lang_mma")
+    mma._address = lambda context, builder, kind, array, offset: (array, int(offset))  # type: ignore[attr-defined]
     path = Path(kernels.__path__[0]) / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"emulated_{name}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    with mock.patch.dict(sys.modules, {known.__name__: known for known in (cuda, extending, typing)}):
+    with mock.patch.dict(sys.modules, {known.__name__: known for known in (cuda, extending, typing, mma)}):
         spec.loader.exec_module(module)
     return module

@@ -3,13 +3,10 @@ stored, and the best columns."""
 
 from __future__ import annotations
 
-from types import ModuleType
-from typing import Any
-
 import numpy as np
 import pytest
 
-from tests.emulated_module import gpu_module, plain
+from tests.emulated_module import gpu_module
 from tests.fragment_emulator import fragments_module
 from tests.kernel_cases import floats
 from tests.storage_cases import stored, widened
@@ -18,34 +15,6 @@ from tests.warp_emulator import Warp
 NUMPY = {"bfloat16": "uint16", "float16": "float16"}
 RING = np.full(1, 1040 / 65536, np.float32)  # as in tests/test_gpu_wide.py
 TILE = 192
-
-
-def heads_module() -> ModuleType:
-    """What kernels/lang_head.py means."""
-
-    def columns_of(width: int, column: int, end: int) -> list[tuple[int, int]]:
-        """(place among the sums of the near row, column) of those below `end`."""
-        places = [(4 * (j // 2) + j % 2, int(column) + 8 * (j // 2) + j % 2) for j in range(width // 4)]
-        return [(place, at) for place, at in places if at < end]
-
-    def store_sums(width: int, side: int) -> Any:
-        def store(array: Any, offset: Any, sums: Any, column: Any, end: Any) -> None:
-            assert int(offset) % 2 == 0
-            for place, at in columns_of(width, column, int(end)):
-                array.reshape(-1)[int(offset) + at - int(column)] = sums[place + 2 * side]
-
-        return store
-
-    def best_of_sums(width: int, side: int) -> Any:
-        def best_of(sums: Any, value: Any, best: Any, column: Any, end: Any) -> tuple[np.float32, np.int32]:
-            for place, at in columns_of(width, column, int(end)):
-                if sums[place + 2 * side] > value:
-                    value, best = np.float32(sums[place + 2 * side]), np.int32(at)
-            return value, best
-
-        return best_of
-
-    return plain(store_sums=store_sums, best_of_sums=best_of_sums)
 
 
 @pytest.mark.parametrize(
@@ -59,9 +28,9 @@ def heads_module() -> ModuleType:
 )
 def test_head(storage: str, rows: int, outputs: int, vocab_size: int, depth: int, stripes: int) -> None:
     warp = Warp(8)
-    lang = {name: fragments_module(warp, name) for name in ("lang_wide", "lang_group")}
+    lang = {name: fragments_module(warp, name) for name in ("lang_wide", "lang_group", "lang_head")}
     ring_module = gpu_module("wide_group_gpu", warp, **lang)
-    module = gpu_module("wide_head_gpu", warp, lang_head=heads_module(), wide_group_gpu=ring_module, **lang)
+    module = gpu_module("wide_head_gpu", warp, wide_group_gpu=ring_module, **lang)
     x, weight = stored(floats(1, rows + 1, depth), storage), stored(floats(3, outputs, depth), storage)
     logits = np.full((rows + 1, outputs), -7, np.float32)
     value, column = np.full((stripes, rows + 1), -7, np.float32), np.full((stripes, rows + 1), -7, np.int32)

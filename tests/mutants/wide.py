@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutation import mutation
 
-_GROUP, _LANG, _TEST = "kernels/wide_group_gpu.py", "kernels/lang_group.py", "tests/test_gpu_wide.py::test_products"
+_GROUP, _LANG, _TEST = "kernels/wide_group_gpu.py", "kernels/lang_group.py", "tests/test_gpu_wide.py::test_parts"
 _SMALL = _TEST + "[bfloat16-9-120-456-0-1]"
 
 MUTATIONS = (
@@ -12,8 +12,8 @@ MUTATIONS = (
         "ring-refilled-before-it-was-read",
         "9d-49",
         _GROUP,
-        "                copy_weights(u32(to + behind), weight, first, second, ahead)",
-        "                copy_weights(u32(to + turn), weight, first, second, ahead)",
+        "                    copy(u32(to + behind), weight, first, ahead)",
+        "                    copy(u32(to + turn), weight, first, ahead)",
         test=_SMALL,
         text="only on a GPU, and only where a row has more chunks than the ring",
         expects="AssertionError",
@@ -32,7 +32,7 @@ MUTATIONS = (
         "copies-that-warp-groups-do-not-see",
         "9d-49",
         _GROUP,
-        "            let_groups_see_copies()\n",
+        "                let_groups_see_copies()\n",
         "",
         test=_SMALL,
         text="only on a GPU, and there seldom",
@@ -62,10 +62,30 @@ MUTATIONS = (
         "sums-that-are-still-under-way",
         "9d-49",
         _GROUP,
-        "        totals = _sums(totals)\n",
-        "",
+        "            return _sums(totals)\n",
+        "            return totals\n",
         test=_SMALL,
         text="only on a GPU, by chance",
+        expects="AssertionError",
+    ),
+    mutation(
+        "rows-stored-over-those-eight-above",
+        "9d-49",
+        _GROUP,
+        "_store_far(out, i64(row + i32(8)) * pitch + at, totals, column, outputs)",
+        "_store_far(out, i64(row) * pitch + at, totals, column, outputs)",
+        test=_SMALL,
+        text="only on a GPU",
+        expects="AssertionError",
+    ),
+    mutation(
+        "gates-of-other-columns",
+        "9d-49",
+        _GROUP,
+        "put(out, at + i64(24), i32(24) < left, s[24], s[25], s[28], s[29])",
+        "put(out, at + i64(24), i32(24) < left, s[24], s[25], s[20], s[21])",
+        test="tests/test_gpu_wide.py::test_gate_up[bfloat16-9-72-456-0]",
+        text="only on a GPU",
         expects="AssertionError",
     ),
     # ---- the head of many rows ---------------------------------------------------------------------------------------
