@@ -31,6 +31,7 @@ STEP_SOURCES = (
     "runtime/admissions.py",
     "runtime/batch.py",
     "runtime/captured_graph.py",
+    "runtime/context_backlog.py",
     "runtime/cuda_*.py",
     "runtime/detokenizer.py",
     "runtime/draft_lengths.py",
