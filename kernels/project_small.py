@@ -1,8 +1,8 @@
 """Projections of small layers in tiles of sixteen outputs: as those of kernels/project.py, with room for all that a thread keeps.
 
 A launch of a small layer has no more than two blocks for each multiprocessor, so that nothing is gained by fewer registers, and it
-is over in four thousand cycles: what a thread kept in memory for want of them took 3 % of a step of one row. Numba's cache of compiled kernels tells functions apart,
-not registers: hence functions of their own.
+is over in four thousand cycles: what a thread kept in memory for want of them took 3 % of a step of one row. Numba's cache of
+compiled kernels tells functions apart, not registers: hence functions of their own.
 """
 
 from __future__ import annotations
