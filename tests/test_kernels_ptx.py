@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -109,6 +110,26 @@ def test_wide_products_are_those_of_warp_groups(ptx: dict[str, dict[str, dict[st
     assert f"wgmma.mma_async.sync.aligned.m64n96k16.f32.{kind}.{kind}" in text
     assert "cp.async.cg.shared.global" in text
     assert ".local" not in text
+
+
+@pytest.mark.parametrize("storage", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["wide_gate_up", "wide_parts", "wide_head"])
+def test_products_of_warp_groups_stay_under_way(
+    ptx: dict[str, dict[str, dict[str, str]]], name: str, storage: str, tmp_path: Path
+) -> None:
+    """Where the assembler cannot tell that nothing touches their sums meanwhile, it waits behind each, and says so (C75..)."""
+    ptxas = shutil.which("ptxas")
+    if ptxas is None:
+        pytest.skip("ptxas is not installed: pip install nvidia-cuda-nvcc, and its bin on PATH")
+    source = tmp_path / f"{name}.ptx"
+    source.write_text(ptx[name][storage]["ptx"])
+    command = [ptxas, "-arch=sm_90a", "-v", "-maxrregcount=128", str(source), "-o", os.devnull]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if "Unsupported .version" in done.stderr:
+        pytest.skip(f"ptxas is older than libnvvm: {done.stderr.splitlines()[0]}")
+    assert done.returncode == 0, done.stderr
+    assert "(C75" not in done.stdout + done.stderr
+    assert "0 bytes spill stores" in done.stdout + done.stderr
 
 
 OVERLAPPING = [(kernel, storage) for kernel in KERNELS if kernel.overlap for storage in storages_of(SIGNATURES[kernel.name])]
