@@ -84,7 +84,7 @@ class ClusterBlockAttention:
         shape, scratch, count, rows = run.arrays.shape, run.scratch, run.count, run.requests
         heads, kv_heads = shape.num_heads, shape.num_kv_heads
         grid = (pair_tiles(1 + run.k, heads, kv_heads), kv_heads, rows)
-        form = step_form(grid[0] * grid[1] * grid[2])
+        form = step_form(grid)
         run.launch.launch(
             _ATTEND[form, layer.k_cache.dtype.itemsize],
             grid,

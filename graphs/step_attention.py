@@ -21,7 +21,8 @@ _BLOCKS = 132
 """Blocks of eight warps that a step is laid out for: one on each multiprocessor of an H200."""
 
 _FEW_TILES = 6
-"""Tiles of pairs up to which a step is that of kernels/attend_few.py, faster between the small products of a small model."""
+"""Tiles of pairs, one a request and kv head, up to which a step is that of kernels/attend_few.py, faster between the small products
+of a small model."""
 
 _MIXED_TILES = 8
 """Tiles of one request that run at once where rows differ: most requests have one or none, and a block costs even so."""
@@ -77,9 +78,10 @@ def pair_tiles(rows: int, num_heads: int, num_kv_heads: int) -> int:
     return -(-rows * (num_heads // num_kv_heads) // PAIRS)
 
 
-def step_form(tiles: int) -> Form:
-    """How so many tiles of pairs are launched: each by as many warps as there is room for."""
-    if tiles <= _FEW_TILES:
+def step_form(grid: tuple[int, int, int]) -> Form:
+    """How tiles of pairs (of a request and kv head, kv heads, requests) are launched: by as many warps each as find room."""
+    tiles = grid[0] * grid[1] * grid[2]
+    if grid[0] == 1 and tiles <= _FEW_TILES:
         return SMALL
     return next((form for form in FORMS[1:] if form.cluster * tiles <= _BLOCKS), FORMS[-1])
 
@@ -141,7 +143,7 @@ class StepAttention:
         if not inputs.query_len:
             tiles = min(tiles, _MIXED_TILES)
         scale, grid = float(shape.head_dim) ** -0.5, (tiles, kv_heads, run.most_requests)
-        form = SMALL if self.batch_invariant else step_form(grid[0] * grid[1] * grid[2])
+        form = SMALL if self.batch_invariant else step_form(grid)
         which, plain, normed = (form, layer.k_cache.dtype.itemsize), attend_few, norm_attend_few
         if form is not SMALL:
             plain, normed = _PLAIN[which], _NORMED[which]

@@ -10,24 +10,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.attend_fold_gpu import PART_BYTES, STAT_BYTES, fold
-from kernels.attend_heads_gpu import VALUES
+from kernels.attend_fold_gpu import STAT_BYTES, fold_with
 from kernels.attend_keys_gpu import fresh_keys, tiles_with
-from kernels.attend_pages_gpu import TILE_KEYS, fetch_tile, inverse_of, quotient, tile_entry
+from kernels.attend_layout import Layout
+from kernels.attend_pages_gpu import TILE_KEYS, inverse_of, quotient, tile_entry
 from kernels.lang import cuda, device_function, i32, u32
 from kernels.lang_mma import ring_address
 from kernels.lang_overlap import cluster_barrier, cluster_rank, cluster_size, let_next_launch_start, wait_for_launches
 
-_KEYS, _VALUES = TILE_KEYS, VALUES
+_KEYS = TILE_KEYS
 _WARPS = 8
 
 PAIRS = 16
 """Pairs that go over the keys together."""
 
 
-def pairs_with(mma: Any, pair: Any, span: Any, see: Any) -> Any:
+def pairs_with(mma: Any, pair: Any, layout: Layout, span: Any, see: Any) -> Any:
     """`attend_pairs` for the arguments of `attend_keys_gpu.tiles_with`."""
-    attend_tiles = tiles_with(mma, pair, span, see)
+    attend_tiles, fold = tiles_with(mma, pair, layout, span, see), fold_with(layout)
+    fetch_keys, fetch_values, tile_bytes = layout.fetch_keys, layout.fetch_values, layout.tile_bytes
+    part_bytes = 2 * tile_bytes
 
     @device_function
     def attend_pairs(
@@ -48,7 +50,7 @@ def pairs_with(mma: Any, pair: Any, span: Any, see: Any) -> Any:
         if warp >= warps:
             place = i32(1 << 20)  # beyond every key
         base, stat_base, query_base = u32(ring_address(ring)), u32(ring_address(stats)), u32(ring_address(queries))
-        own, stat = u32(base + u32(min(warp, warps) * i32(PART_BYTES))), u32(stat_base + u32(min(warp, warps) * i32(STAT_BYTES)))
+        own, stat = u32(base + u32(min(warp, warps) * i32(part_bytes))), u32(stat_base + u32(min(warp, warps) * i32(STAT_BYTES)))
         entry, ahead_entry, lowest = i32(0), i32(0), i32(place + skipped)
         if i32(lowest * i32(_KEYS)) < i32(i32(block_tables.shape[1]) * block_size):  # under way before `keys` is there
             entry = tile_entry(block_tables, table_row, lowest, block_size, page_share)
@@ -60,8 +62,9 @@ def pairs_with(mma: Any, pair: Any, span: Any, see: Any) -> Any:
             entry = tile_entry(block_tables, table_row, start, block_size, page_share)
             ahead_entry = tile_entry(block_tables, table_row, i32(start - places), block_size, page_share)
         if start >= lowest:
-            fetch_tile(own, k_cache, block_tables, table_row, kv_head, start, entry, limit, keys, page_share)
-            fetch_tile(u32(own + u32(_VALUES)), v_cache, block_tables, table_row, kv_head, start, entry, limit, keys, page_share)
+            fetch_keys(own, k_cache, block_tables, table_row, kv_head, start, entry, limit, keys, page_share)
+            values = u32(own + u32(tile_bytes))
+            fetch_values(values, v_cache, block_tables, table_row, kv_head, start, entry, limit, keys, page_share)
         fresh = fresh_keys(keys, limit, places, skipped, block_place, warps)
         wait_for_launches()
         let_next_launch_start()

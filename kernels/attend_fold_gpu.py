@@ -1,89 +1,19 @@
-"""The sums of a step's attention: how each warp leaves them in shared memory, and how the warps of a cluster add them up.
-
-A warp's part is a row a pair, 32 bytes apart, so that lanes with the sums of eight pairs meet all banks, as those do that read the
-dims of one.
-"""
+"""The sums of a step's attention: how the warps of a cluster add up what each has left in shared memory."""
 
 from __future__ import annotations
 
-from kernels.attend_heads_gpu import VALUES
+from typing import Any
+
+from kernels.attend_layout import Layout
 from kernels.attend_pages_gpu import inverse_of, quotient
 from kernels.lang import NEG_INF, device_function, f32, i32, i64, u32
-from kernels.lang_element import exp2, inverse, put_element, write8
+from kernels.lang_element import exp2, inverse, put_element
 from kernels.lang_overlap import cluster_address, read_cluster, read_cluster_four
 from kernels.lang_storage import narrow
 from kernels.lang_warp import lane, warp_broadcast, warp_max, warp_sum
 
-PART_BYTES = 2 * VALUES
-"""Of a warp's part of the ring: sixteen keys and values of 128 dims, or the sums of sixteen pairs."""
-
 STAT_BYTES = 2 * 16 * 4
 """Of a warp's maxima and totals of sixteen pairs."""
-
-
-@device_function
-def keep_eight(near, far, with_far, a, b, c, d, e, f, g, h):
-    """The sums of 64 dims: a lane has two of each eight, of rows g and g + 8, whose first ones go to `near` and `far`."""
-    write8(near, a[0], a[1])
-    write8(u32(near + u32(32)), b[0], b[1])
-    write8(u32(near + u32(64)), c[0], c[1])
-    write8(u32(near + u32(96)), d[0], d[1])
-    write8(u32(near + u32(128)), e[0], e[1])
-    write8(u32(near + u32(160)), f[0], f[1])
-    write8(u32(near + u32(192)), g[0], g[1])
-    write8(u32(near + u32(224)), h[0], h[1])
-    if with_far:
-        write8(far, a[2], a[3])
-        write8(u32(far + u32(32)), b[2], b[3])
-        write8(u32(far + u32(64)), c[2], c[3])
-        write8(u32(far + u32(96)), d[2], d[3])
-        write8(u32(far + u32(128)), e[2], e[3])
-        write8(u32(far + u32(160)), f[2], f[3])
-        write8(u32(far + u32(192)), g[2], g[3])
-        write8(u32(far + u32(224)), h[2], h[3])
-
-
-@device_function
-def sum_byte(head_dim, p, d):
-    """Where a warp's part of the ring holds the sums of pair p in dims d .. d + 3."""
-    return i32(p * (head_dim * i32(4) + i32(32)) + d * i32(4))
-
-
-@device_function
-def fold(out, base, stat_base, token, group, share, kv_head, head_dim, first_pair, pairs, active, place, places, warps):
-    """out = the softmax over the `active` warps of the cluster that had keys, 32 at most, in order: each rescaled to the largest.
-
-    The warps of the cluster share the pairs; a lane takes four neighbouring dims, and knows where one of those warps has its sums.
-    """
-    whose = min(lane(), i32(active - i32(1)))
-    rank = quotient(whose, inverse_of(warps))
-    local = i32(whose - rank * warps)
-    area, stat = (
-        i32(cluster_address(u32(base + u32(local * i32(PART_BYTES))), rank)),
-        cluster_address(u32(stat_base + u32(local * i32(STAT_BYTES))), rank),
-    )
-    d = i32(lane() * i32(4))
-    p = i32(place)
-    while p < pairs:
-        top, total = read_cluster(u32(stat + u32(p * i32(4)))), read_cluster(u32(stat + u32(p * i32(4) + i32(64))))
-        if lane() >= active:
-            top, total = NEG_INF, f32(0.0)
-        byte, j = sum_byte(head_dim, p, min(d, i32(head_dim - i32(4)))), i32(0)
-        weight = exp2(top - warp_max(top))
-        normalizer = warp_sum(total * weight)
-        sums = (f32(0.0), f32(0.0), f32(0.0), f32(0.0))
-        while j < active:  # eight at a time: their loads are under way together
-            sums = fold_eight(sums, area, weight, byte, j)
-            j = i32(j + i32(8))
-        if d < head_dim:
-            row, part = quotient(i32(first_pair + p), share), inverse(normalizer)
-            head = i32(kv_head * group + first_pair + p - row * group)
-            at = i64(i32(token + row)) * i64(i32(out.shape[1])) + i64(i32(head * head_dim + d))
-            put_element(out, at, narrow(sums[0] * part, out))
-            put_element(out, at + i64(1), narrow(sums[1] * part, out))
-            put_element(out, at + i64(2), narrow(sums[2] * part, out))
-            put_element(out, at + i64(3), narrow(sums[3] * part, out))
-        p = i32(p + places)
 
 
 @device_function
@@ -117,3 +47,46 @@ def fold_eight(sums, area, weight, byte, j):
     sums = weighed(sums, f, warp_broadcast(weight, i32(j + i32(5))))
     sums = weighed(sums, g, warp_broadcast(weight, i32(j + i32(6))))
     return weighed(sums, h, warp_broadcast(weight, i32(j + i32(7))))
+
+
+def fold_with(layout: Layout) -> Any:
+    part_bytes, sum_byte = 2 * layout.tile_bytes, layout.sum_byte
+
+    @device_function
+    def fold(out, base, stat_base, token, group, share, kv_head, head_dim, first_pair, pairs, active, place, places, warps):
+        """out = the softmax over the `active` warps of the cluster that had keys, 32 at most, in order: each rescaled to the
+        largest.
+
+        The warps of the cluster share the pairs; a lane takes four neighbouring dims, and knows where one of those has its sums.
+        """
+        whose = min(lane(), i32(active - i32(1)))
+        rank = quotient(whose, inverse_of(warps))
+        local = i32(whose - rank * warps)
+        area, stat = (
+            i32(cluster_address(u32(base + u32(local * i32(part_bytes))), rank)),
+            cluster_address(u32(stat_base + u32(local * i32(STAT_BYTES))), rank),
+        )
+        d = i32(lane() * i32(4))
+        p = i32(place)
+        while p < pairs:
+            top, total = read_cluster(u32(stat + u32(p * i32(4)))), read_cluster(u32(stat + u32(p * i32(4) + i32(64))))
+            if lane() >= active:
+                top, total = NEG_INF, f32(0.0)
+            byte, j = sum_byte(head_dim, p, min(d, i32(head_dim - i32(4)))), i32(0)
+            weight = exp2(top - warp_max(top))
+            normalizer = warp_sum(total * weight)
+            sums = (f32(0.0), f32(0.0), f32(0.0), f32(0.0))
+            while j < active:  # eight at a time: their loads are under way together
+                sums = fold_eight(sums, area, weight, byte, j)
+                j = i32(j + i32(8))
+            if d < head_dim:
+                row, part = quotient(i32(first_pair + p), share), inverse(normalizer)
+                head = i32(kv_head * group + first_pair + p - row * group)
+                at = i64(i32(token + row)) * i64(i32(out.shape[1])) + i64(i32(head * head_dim + d))
+                put_element(out, at, narrow(sums[0] * part, out))
+                put_element(out, at + i64(1), narrow(sums[1] * part, out))
+                put_element(out, at + i64(2), narrow(sums[2] * part, out))
+                put_element(out, at + i64(3), narrow(sums[3] * part, out))
+            p = i32(p + places)
+
+    return fold

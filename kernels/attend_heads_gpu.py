@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.attend_pages_gpu import TILE_KEYS, cache_offset, quotient, row_bytes
+from kernels.attend_layout import Layout
+from kernels.attend_pages_gpu import TILE_KEYS, cache_offset, quotient
 from kernels.lang import device_function, f32, i32, i64, u32
-from kernels.lang_element import early_int, element, put_bits, write2
+from kernels.lang_element import early_int, element, put_bits
 from kernels.lang_fast import inverse_root
 from kernels.lang_warp import lane, warp_sum
 from kernels.rotate import kept
 
-VALUES = 16 * (128 * 2 + 16)
-"""Byte of a tile of keys and values where its values begin."""
-
-_KEYS, _VALUES = TILE_KEYS, VALUES
+_KEYS = TILE_KEYS
 
 
 @device_function
@@ -74,17 +72,6 @@ def gains_of(gain, head_dim):
 
 
 @device_function
-def put_row(base, row, head_dim, x):
-    """A head, its words, into row `row` of a tile of queries, keys or values."""
-    at = u32(base + u32(row * row_bytes(head_dim) + lane() * i32(2)))
-    write2(at, x[0])
-    write2(u32(at + u32(head_dim)), x[1])
-    if head_dim > i32(64):
-        write2(u32(at + u32(64)), x[2])
-        write2(u32(at + u32(192)), x[3])
-
-
-@device_function
 def store_head(cache, entry, kv_head, head_dim, x):
     """A head, its words, into the cache."""
     at, half = cache_offset(cache, entry, kv_head) + i64(lane()), i64(head_dim >> i32(1))
@@ -112,14 +99,14 @@ def _words_with(pair: Any) -> Any:
     return words
 
 
-@device_function
-def tile_at(base, tile, key):
-    """Where the tile of a key lies, if that of number `tile` is at `base`; the ring parts of a block's warps are neighbours."""
-    return u32(base + u32(i32((key >> i32(4)) - tile) * i32(2 * _VALUES)))
+def new_keys_with(pair: Any, layout: Layout) -> Any:
+    words, put_key, put_value, values = _words_with(pair), layout.put_key, layout.put_value, layout.tile_bytes
+    tiles, cell_first = 2 * values, layout.cell_first
 
-
-def new_keys_with(pair: Any) -> Any:
-    words = _words_with(pair)
+    @device_function
+    def tile_at(base, tile, key):
+        """Where the tile of a key lies, if that of number `tile` is at `base`; the ring parts of a block's warps are neighbours."""
+        return u32(base + u32(i32((key >> i32(4)) - tile) * i32(tiles)))
 
     @device_function
     def new_keys(
@@ -135,22 +122,28 @@ def new_keys_with(pair: Any) -> Any:
         head_dim = i32(k_cache.shape[3])
         gains = gains_of(k_gain, head_dim)
         value_at = i32(key_at + i32(k_cache.shape[2]) * head_dim)
-        key = i32(begin)
+        key, entry = i32(begin), i32(-1)
+        if cell_first and slot_mapping is not None and stores:
+            entry = early_int(slot_mapping, i64(i32(token + key - before)))
         while key < end:
-            entry, start = i32(-1), i32((token + key - before) * width)
-            if slot_mapping is not None and stores:
-                entry = early_int(slot_mapping, i64(i32(token + key - before)))
+            start = i32((token + key - before) * width)
+            if not cell_first:
+                entry = i32(-1)
+                if slot_mapping is not None and stores:
+                    entry = early_int(slot_mapping, i64(i32(token + key - before)))
             x, v = head_of(qkv, i32(start + key_at), head_dim), head_of(qkv, i32(start + value_at), head_dim)
             angles = head_of(table, i32(key * head_dim), head_dim)
             k, v = kept_heads(turned(x, scale_of(x, k_gain, head_dim, eps), k_gain, gains, angles), v)
             k, w = words(k), words(v)
             at, row = tile_at(base, tile, key), i32(key & i32(_KEYS - 1))
-            put_row(at, row, head_dim, k)
-            put_row(u32(at + u32(_VALUES)), row, head_dim, w)
+            put_key(at, row, head_dim, k)
+            put_value(u32(at + u32(values)), row, head_dim, w)
             if entry >= i32(0):
                 store_head(k_cache, entry, kv_head, head_dim, k)
                 store_head(v_cache, entry, kv_head, head_dim, w)
             key = i32(key + step)
+            if cell_first and slot_mapping is not None and stores and key < end:
+                entry = early_int(slot_mapping, i64(i32(token + key - before)))
 
     return new_keys
 
@@ -164,8 +157,8 @@ def query_of(qkv, table, width, token, before, last_key, group, share, first_hea
     return x, head_of(table, i32(min(i32(before + row), last_key) * head_dim), head_dim)
 
 
-def queries_with(pair: Any) -> Any:
-    words = _words_with(pair)
+def queries_with(pair: Any, layout: Layout) -> Any:
+    words, put_key = _words_with(pair), layout.put_key
 
     @device_function
     def queries(
@@ -181,9 +174,9 @@ def queries_with(pair: Any) -> Any:
             x, t = query_of(qkv, table, width, token, before, last_key, group, share, first_head, here, head_dim)
             y, u = query_of(qkv, table, width, token, before, last_key, group, share, first_head, there, head_dim)
             c, d = scale_of(x, gain, head_dim, eps), scale_of(y, gain, head_dim, eps)
-            put_row(base, p, head_dim, words(turned(x, c, gain, gains, t)))
+            put_key(base, p, head_dim, words(turned(x, c, gain, gains, t)))
             if other < pairs:
-                put_row(base, other, head_dim, words(turned(y, d, gain, gains, u)))
+                put_key(base, other, head_dim, words(turned(y, d, gain, gains, u)))
             p = i32(other + among)
 
     return queries

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels.attend_fold_gpu import keep_eight, sum_byte
-from kernels.attend_heads_gpu import VALUES, new_keys_with, queries_with
-from kernels.attend_pages_gpu import TILE_KEYS, fetch_tile, inverse_of, quotient, row_bytes, tile_entry
+from kernels.attend_heads_gpu import new_keys_with, queries_with
+from kernels.attend_layout import Layout
+from kernels.attend_pages_gpu import TILE_KEYS, inverse_of, quotient, tile_entry
 from kernels.lang import NEG_INF, cuda, device_function, f32, i32, u32
 from kernels.lang_element import exp2, write4
-from kernels.lang_matrix import read_matrices, read_transposed
 from kernels.lang_mma import commit_copies, wait_copies, wait_first_copies
 from kernels.lang_warp import lane, quad_max, quad_sum, warp_barrier
 
-_KEYS, _VALUES = TILE_KEYS, VALUES
+_KEYS = TILE_KEYS
 _LOG2_E = 1.4426950408889634
 _ALONE = 2
 """Keys of the step that a warp does at a time: more in a block are shared by its warps, and the queries wait for them."""
@@ -93,38 +92,16 @@ def fresh_keys(keys, limit, places, skipped, block_place, warps):
     return count, owner, first, first_place
 
 
-def _products_with(mma: Any) -> Any:
-    @device_function
-    def scores_of(s0, s1, queries, keys):
-        """16 more dims of the scores of keys 0 .. 7 and 8 .. 15."""
-        q, k = read_matrices(queries), read_matrices(keys)
-        return mma(s0, q[0], q[1], q[2], q[3], k[0], k[1]), mma(s1, q[0], q[1], q[2], q[3], k[2], k[3])
-
-    @device_function
-    def dots(s0, s1, s2, s3, queries, keys):
-        """64 more dims, in two sums each."""
-        s0, s1 = scores_of(s0, s1, queries, keys)
-        s2, s3 = scores_of(s2, s3, u32(queries + u32(32)), u32(keys + u32(32)))
-        s0, s1 = scores_of(s0, s1, u32(queries + u32(64)), u32(keys + u32(64)))
-        s2, s3 = scores_of(s2, s3, u32(queries + u32(96)), u32(keys + u32(96)))
-        return s0, s1, s2, s3
-
-    @device_function
-    def product(a, b, p, values):
-        """Adds the values' shares in 8 dims to `a` and in the next 8 to `b`."""
-        v = read_transposed(values)
-        return mma(a, p[0], p[1], p[2], p[3], v[0], v[1]), mma(b, p[0], p[1], p[2], p[3], v[2], v[3])
-
-    return dots, product
-
-
-def tiles_with(mma: Any, pair: Any, span: Any = all_before, see: Any = visible) -> Any:
+def tiles_with(mma: Any, pair: Any, layout: Layout, span: Any = all_before, see: Any = visible) -> Any:
     """`attend_tiles` for the tensor cores' product `mma` and the rounding of two floats into a word `pair`.
 
     span: which keys a row sees, as `all_before`; see: a score there, as `visible`, or `visible_within` where they begin behind 0.
     """
-    dots, product = _products_with(mma)
-    new_keys, queries_of = new_keys_with(pair), queries_with(pair)
+    scores, weigh, places_of, meet, keep = layout.scores(mma), layout.weigh(mma), layout.places, layout.meet, layout.keep
+    guard = layout.guard
+    fetch_keys, fetch_values, tile_bytes = layout.fetch_keys, layout.fetch_values, layout.tile_bytes
+    tiles = 2 * tile_bytes
+    new_keys, queries_of = new_keys_with(pair, layout), queries_with(pair, layout)
 
     @device_function
     def attend_tiles(
@@ -148,11 +125,7 @@ def tiles_with(mma: Any, pair: Any, span: Any = all_before, see: Any = visible) 
         near_begin, near_seen = span(before, row, keys, window, causal)
         far_begin, far_seen = span(before, far_row, keys, window, causal)
 
-        low, eighth = i32(lane() & i32(7)), i32(lane() >> i32(3))
-        step = row_bytes(head_dim)
-        key_at = u32(base + u32((low + ((eighth >> i32(1)) << i32(3))) * step + (eighth & i32(1)) * i32(16)))
-        row_at = u32((low + ((eighth & i32(1)) << i32(3))) * step + (eighth >> i32(1)) * i32(16))
-        query_at, value_at = u32(query_base + row_at), u32(base + u32(_VALUES) + row_at)
+        query_at, key_at, value_at = places_of(query_base, base, head_dim)
         scale = scale * f32(_LOG2_E)
         near_top, far_top, near_total, far_total = NEG_INF, NEG_INF, f32(0.0), f32(0.0)
         o0, o1, o2, o3, o4, o5, o6, o7 = nothing(), nothing(), nothing(), nothing(), nothing(), nothing(), nothing(), nothing()
@@ -184,11 +157,15 @@ def tiles_with(mma: Any, pair: Any, span: Any = all_before, see: Any = visible) 
                 if shared:
                     begin = i32(begin + warp)
                 if begin < end and (shared or part == warp):
-                    to = u32(base - u32(warp * i32(2 * _VALUES)) + u32(part * i32(2 * _VALUES)))
+                    if not waiting:
+                        guard()
+                    to = u32(base - u32(warp * i32(tiles)) + u32(part * i32(tiles)))
                     new_keys(
                         to, k_cache, v_cache, qkv, k_gain, table, slot_mapping, width, token, key_column, before, mixed, begin, end,
                         helpers, kv_head, stores, eps,
                     )  # fmt: skip
+                    if not waiting:
+                        guard()
                 mixed, place = i32(mixed + i32(1)), next_place(place, places)
             if waiting:
                 waiting = False
@@ -199,15 +176,13 @@ def tiles_with(mma: Any, pair: Any, span: Any = all_before, see: Any = visible) 
                 cuda.syncthreads()
             if tile >= lowest:
                 wait_first_copies()
-                warp_barrier()
-                s0, s1, s2, s3 = dots(nothing(), nothing(), nothing(), nothing(), query_at, key_at)
-                if head_dim > i32(64):
-                    s0, s1, s2, s3 = dots(s0, s1, s2, s3, u32(query_at + u32(128)), u32(key_at + u32(128)))
-                warp_barrier()
+                meet()
+                s0, s1, s2, s3 = scores(query_at, key_at, head_dim)
+                meet()
                 ahead = i32(tile - places)
                 entry = ahead_entry
                 if ahead >= lowest:
-                    fetch_tile(base, k_cache, block_tables, table_row, kv_head, ahead, entry, limit, keys, page_share)
+                    fetch_keys(base, k_cache, block_tables, table_row, kv_head, ahead, entry, limit, keys, page_share)
                     if i32(ahead - places) >= lowest:
                         ahead_entry = tile_entry(block_tables, table_row, i32(ahead - places), block_size, page_share)
                 else:
@@ -260,21 +235,15 @@ def tiles_with(mma: Any, pair: Any, span: Any = all_before, see: Any = visible) 
                             scaled(u7, near_keep, far_keep),
                         )
                 wait_first_copies()
-                warp_barrier()
-                o0, o1 = product(o0, o1, p, value_at)
-                o2, o3 = product(o2, o3, p, u32(value_at + u32(32)))
-                o4, o5 = product(o4, o5, p, u32(value_at + u32(64)))
-                o6, o7 = product(o6, o7, p, u32(value_at + u32(96)))
+                meet()
+                o0, o1, o2, o3, o4, o5, o6, o7 = weigh((o0, o1, o2, o3, o4, o5, o6, o7), p, value_at, i32(0))
                 if head_dim > i32(64):
-                    u0, u1 = product(u0, u1, p, u32(value_at + u32(128)))
-                    u2, u3 = product(u2, u3, p, u32(value_at + u32(160)))
-                    u4, u5 = product(u4, u5, p, u32(value_at + u32(192)))
-                    u6, u7 = product(u6, u7, p, u32(value_at + u32(224)))
-                warp_barrier()
+                    u0, u1, u2, u3, u4, u5, u6, u7 = weigh((u0, u1, u2, u3, u4, u5, u6, u7), p, value_at, i32(1))
+                meet()
                 begun = True
                 if ahead >= lowest:
-                    at = u32(base + u32(_VALUES))
-                    fetch_tile(at, v_cache, block_tables, table_row, kv_head, ahead, entry, limit, keys, page_share)
+                    at = u32(base + u32(tile_bytes))
+                    fetch_values(at, v_cache, block_tables, table_row, kv_head, ahead, entry, limit, keys, page_share)
                 else:
                     commit_copies()
             tile = i32(tile - places)
@@ -288,10 +257,6 @@ def tiles_with(mma: Any, pair: Any, span: Any = all_before, see: Any = visible) 
                 write4(u32(at + u32(96)), far_total)
             wait_copies()
             warp_barrier()  # the sums take the place of keys and values, of all lanes
-            near = u32(base + u32(sum_byte(head_dim, g, i32(quad * i32(2)))))
-            far, with_far = u32(near + u32(head_dim * i32(32) + i32(256))), pairs > i32(8)
-            keep_eight(near, far, with_far, o0, o1, o2, o3, o4, o5, o6, o7)
-            if head_dim > i32(64):
-                keep_eight(u32(near + u32(256)), u32(far + u32(256)), with_far, u0, u1, u2, u3, u4, u5, u6, u7)
+            keep(base, head_dim, pairs > i32(8), (o0, o1, o2, o3, o4, o5, o6, o7), (u0, u1, u2, u3, u4, u5, u6, u7))
 
     return attend_tiles

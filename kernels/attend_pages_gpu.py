@@ -1,15 +1,12 @@
 """Keys and values of a step's attention on their way from the paged cache to shared memory (kernels/attend_step_gpu.py).
 
-A tile is sixteen rows one behind the other, 16 bytes apart, so that the tensor cores' matrices, eight rows of 16 bytes below each
-other, meet all banks.
+Where the rows of a tile lie there is the layout's business: kernels/attend_matrix_gpu.py, kernels/attend_lanes_gpu.py.
 """
 
 from __future__ import annotations
 
 from kernels.lang import device_function, f32, i32, i64, u32
 from kernels.lang_element import early_int, inverse
-from kernels.lang_mma import commit_copies, copy16
-from kernels.lang_warp import lane
 
 TILE_KEYS = 16
 
@@ -56,56 +53,9 @@ def copy_size(valid):
 
 
 @device_function
-def row_bytes(head_dim):
-    """From a row of a tile to the next."""
-    return i32(head_dim * i32(2) + i32(16))
-
-
-@device_function
 def is_fetched(row, count, behind):
     """Is a row of a tile copied: cells of the cache, and zeros behind the last key? Rows between are new, and stored by hand."""
     return row < count or row >= behind
-
-
-@device_function
-def copy_four(to, cache, offset, step, apart):
-    """A lane's chunks of four rows, `step` elements and `apart` bytes apart."""
-    whole = u32(16)
-    copy16(to, cache, offset, whole)
-    copy16(u32(to + apart), cache, offset + step, whole)
-    copy16(u32(to + u32(2) * apart), cache, offset + i64(2) * step, whole)
-    copy16(u32(to + u32(3) * apart), cache, offset + i64(3) * step, whole)
-
-
-@device_function
-def fetch_tile(to, cache, block_tables, table_row, kv_head, tile, entry, limit, keys, share):
-    """Sixteen rows under way to the tile at `to`, zeros from key `keys` on; rows of keys limit .. keys are left alone.
-
-    By a whole warp. A lane has one chunk of every second row, of 64 dims of every fourth.
-    """
-    block_size, head_dim = i32(cache.shape[1]), i32(cache.shape[3])
-    shift = i32(3)
-    if head_dim > i32(64):
-        shift = i32(4)
-    row, chunk, step = i32(lane() >> shift), i32(lane() & i32((i32(1) << shift) - i32(1))), i32(i32(32) >> shift)
-    count, stride = i32(limit - tile * i32(_KEYS)), i32(i32(cache.shape[2]) * head_dim)
-    start, paged = cache_offset(cache, entry, kv_head) + i64(i32(chunk * i32(8))), i32(block_size & i32(_KEYS - 1)) == i32(0)
-    if count >= i32(_KEYS) and paged:
-        at, first = u32(to + u32(row * row_bytes(head_dim) + chunk * i32(16))), start + i64(i32(row * stride))
-        apart, between = i64(i32(step * stride)), u32(step * row_bytes(head_dim))
-        copy_four(at, cache, first, apart, between)
-        if head_dim > i32(64):
-            copy_four(u32(at + u32(4) * between), cache, first + i64(4) * apart, apart, between)
-    else:
-        behind = i32(keys - tile * i32(_KEYS))
-        while row < i32(_KEYS):
-            if is_fetched(row, count, behind):
-                offset = start + row_offset(row, count, stride)
-                if not paged:
-                    offset = loose_offset(cache, block_tables, table_row, kv_head, tile, row, limit, share) + i64(chunk * i32(8))
-                copy16(u32(to + u32(row * row_bytes(head_dim) + chunk * i32(16))), cache, offset, copy_size(row < count))
-            row = i32(row + step)
-    commit_copies()
 
 
 @device_function

@@ -51,14 +51,15 @@ def ring_bytes(warps: int) -> int:
 
 
 _SUMS = WARPS * PAIRS * MAX_HEAD_DIM
-_QUERIES = PAIRS * MAX_HEAD_DIM + 4
-_STATS = 2 * MOST_WARPS * PAIRS + 4
-_REGISTERS = 168  # three blocks on a multiprocessor, and nothing spilled
-_EARLY = ("k_cache", "v_cache", "block_tables", "positions", "idx_mapping", "query_start_loc", "num_requests", "slot_mapping")
+QUERIES = PAIRS * MAX_HEAD_DIM + 4
+STATS = 2 * MOST_WARPS * PAIRS + 4
+REGISTERS = 168  # three blocks on a multiprocessor, and nothing spilled
+EARLY = ("k_cache", "v_cache", "block_tables", "positions", "idx_mapping", "query_start_loc", "num_requests", "slot_mapping")
 
 
 def _gpu_step(out: Any, k_cache: Any, *rest: Any) -> Any:
-    return attend_step_gpu.STEP.get(str(k_cache.dtype))
+    forms = attend_step_gpu.STEP if str(rest[-1]) == "none" else attend_step_gpu.FEW
+    return forms.get(str(k_cache.dtype))
 
 
 def _gpu_has_step(k_cache: Any) -> Any:
@@ -74,9 +75,12 @@ def has_tensor_step(k_cache):
 @primitive(_gpu_step)
 def tensor_step(
     out, k_cache, v_cache, qkv, q_gain, k_gain, table, block_tables, positions, slot_mapping, idx_mapping, query_start_loc,
-    num_heads, eps, scale, stored, num_requests, ring, queries, stats,
+    num_heads, eps, scale, stored, num_requests, ring, queries, stats, few,
 ):  # fmt: skip
-    """What `attend_requests` does, on a GPU with a cache in 16 bits, for hd = 64 or 128; nothing elsewhere."""
+    """What `attend_requests` does, on a GPU with a cache in 16 bits, for hd = 64 or 128; nothing elsewhere.
+
+    few: None, or anything else for the layout of kernels/attend_few.py.
+    """
 
 
 @device_function
@@ -215,11 +219,29 @@ def attend_requests(
         request += i32(cuda.gridDim.z)
 
 
+@device_function
+def attend_all(
+    out, k_cache, v_cache, qkv, q_gain, k_gain, table, block_tables, positions, slot_mapping, idx_mapping, query_start_loc,
+    num_heads, eps, scale, stored, num_requests, ring, sums, queries, stats, few,
+):  # fmt: skip
+    """What all kernels do that attend to a step; `ring` of a GPU's 16-bit form, `sums` of all others."""
+    if has_tensor_step(k_cache):
+        tensor_step(
+            out, k_cache, v_cache, qkv, q_gain, k_gain, table, block_tables, positions, slot_mapping, idx_mapping, query_start_loc,
+            num_heads, eps, scale, stored, num_requests, ring, queries, stats, few,
+        )  # fmt: skip
+    else:
+        attend_requests(
+            out, k_cache, v_cache, qkv, q_gain, k_gain, table, block_tables, positions, slot_mapping, idx_mapping, query_start_loc,
+            num_heads, eps, scale, stored, num_requests, sums, queries, stats,
+        )  # fmt: skip
+
+
 @kernel(
     writes=("out", "k_cache", "v_cache"),
-    max_registers=_REGISTERS,
+    max_registers=REGISTERS,
     overlap=True,
-    early=_EARLY,
+    early=EARLY,
     cluster=CLUSTER,
     shared=ring_bytes(MOST_WARPS),
 )
@@ -253,25 +275,19 @@ def attend_step(
     """
     ring = cuda.shared.array(0, f32)
     sums = cuda.shared.array(_SUMS, f32)
-    queries = cuda.shared.array(_QUERIES, f32)
-    stats = cuda.shared.array(_STATS, f32)
-    if has_tensor_step(k_cache):
-        tensor_step(
-            out, k_cache, v_cache, qkv, None, None, table, block_tables, positions, slot_mapping, idx_mapping, query_start_loc,
-            num_heads, f32(0.0), scale, stored, num_requests, ring, queries, stats,
-        )  # fmt: skip
-    else:
-        attend_requests(
-            out, k_cache, v_cache, qkv, None, None, table, block_tables, positions, slot_mapping, idx_mapping, query_start_loc,
-            num_heads, f32(0.0), scale, stored, num_requests, sums, queries, stats,
-        )  # fmt: skip
+    queries = cuda.shared.array(QUERIES, f32)
+    stats = cuda.shared.array(STATS, f32)
+    attend_all(
+        out, k_cache, v_cache, qkv, None, None, table, block_tables, positions, slot_mapping, idx_mapping, query_start_loc,
+        num_heads, f32(0.0), scale, stored, num_requests, ring, sums, queries, stats, None,
+    )  # fmt: skip
 
 
 @kernel(
     writes=("out", "k_cache", "v_cache"),
-    max_registers=_REGISTERS,
+    max_registers=REGISTERS,
     overlap=True,
-    early=_EARLY,
+    early=EARLY,
     cluster=CLUSTER,
     shared=ring_bytes(MOST_WARPS),
 )
@@ -290,15 +306,9 @@ def norm_attend_step(
     """
     ring = cuda.shared.array(0, f32)
     sums = cuda.shared.array(_SUMS, f32)
-    queries = cuda.shared.array(_QUERIES, f32)
-    stats = cuda.shared.array(_STATS, f32)
-    if has_tensor_step(k_cache):
-        tensor_step(
-            out, k_cache, v_cache, qkv, q_gain, k_gain, table, block_tables, positions, slot_mapping, idx_mapping, query_start_loc,
-            num_heads, eps, scale, stored, num_requests, ring, queries, stats,
-        )  # fmt: skip
-    else:
-        attend_requests(
-            out, k_cache, v_cache, qkv, q_gain, k_gain, table, block_tables, positions, slot_mapping, idx_mapping, query_start_loc,
-            num_heads, eps, scale, stored, num_requests, sums, queries, stats,
-        )  # fmt: skip
+    queries = cuda.shared.array(QUERIES, f32)
+    stats = cuda.shared.array(STATS, f32)
+    attend_all(
+        out, k_cache, v_cache, qkv, q_gain, k_gain, table, block_tables, positions, slot_mapping, idx_mapping, query_start_loc,
+        num_heads, eps, scale, stored, num_requests, ring, sums, queries, stats, None,
+    )  # fmt: skip

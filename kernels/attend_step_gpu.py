@@ -11,6 +11,9 @@ from typing import Any
 
 from kernels.attend_cluster_gpu import PAIRS, pairs_with
 from kernels.attend_keys_gpu import all_before, visible
+from kernels.attend_lanes_gpu import LANES
+from kernels.attend_layout import Layout
+from kernels.attend_matrix_gpu import MATRIX
 from kernels.attend_pages_gpu import inverse_of, quotient
 from kernels.lang import cuda, i32, i64
 from kernels.lang_element import early_int
@@ -20,12 +23,12 @@ from kernels.lang_overlap import cluster_number, cluster_numbers, wait_for_launc
 _PAIRS = PAIRS
 
 
-def _step(mma: Any, pair: Any) -> Callable[..., Any]:
-    attend_pairs = pairs_with(mma, pair, all_before, visible)
+def _step(mma: Any, pair: Any, layout: Layout) -> Callable[..., Any]:
+    attend_pairs = pairs_with(mma, pair, layout, all_before, visible)
 
     def step_form(
         out, k_cache, v_cache, qkv, q_gain, k_gain, table, block_tables, positions, slot_mapping, idx_mapping, query_start_loc,
-        num_heads, eps, scale, stored, num_requests, ring, queries, stats,
+        num_heads, eps, scale, stored, num_requests, ring, queries, stats, few=None,
     ):  # fmt: skip
         kv_heads = i32(k_cache.shape[2])
         group = quotient(num_heads, inverse_of(kv_heads))
@@ -68,5 +71,9 @@ def yes(k_cache):
     return True
 
 
-STEP = {"uint16": _step(mma_bfloat16, pair_bfloat16), "float16": _step(mma_float16, pair_float16)}
-"""By the type of the cache; anything else runs in the common form."""
+def _steps(layout: Layout) -> dict[str, Callable[..., Any]]:
+    return {"uint16": _step(mma_bfloat16, pair_bfloat16, layout), "float16": _step(mma_float16, pair_float16, layout)}
+
+
+STEP, FEW = _steps(MATRIX), _steps(LANES)
+"""By the type of the cache; anything else runs in the common form. FEW: of kernels/attend_few.py."""

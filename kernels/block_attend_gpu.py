@@ -8,6 +8,7 @@ from typing import Any
 
 from kernels.attend_cluster_gpu import PAIRS, pairs_with
 from kernels.attend_keys_gpu import visible_within
+from kernels.attend_matrix_gpu import MATRIX
 from kernels.attend_pages_gpu import inverse_of, quotient
 from kernels.lang import cuda, device_function, i32, i64, u32
 from kernels.lang_element import early_int
@@ -29,7 +30,7 @@ def block_span(before, row, keys, window, causal):
 
 
 def _block(mma: Any, pair: Any) -> Callable[..., Any]:
-    attend_pairs = pairs_with(mma, pair, block_span, visible_within)
+    attend_pairs = pairs_with(mma, pair, MATRIX, block_span, visible_within)
 
     def block_form(
         out, k_cache, v_cache, qkv, q_gain, k_gain, table, block_tables, idx_mapping, context_lens, block_lens, num_heads, eps,

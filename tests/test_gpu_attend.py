@@ -14,6 +14,17 @@ from tests.storage_cases import stored, widened
 from tests.warp_emulator import Warp
 
 NUMPY = {"bfloat16": "uint16", "float16": "float16"}
+MODULES = (
+    "attend_pages_gpu",
+    "attend_matrix_gpu",
+    "attend_lanes_gpu",
+    "attend_heads_gpu",
+    "attend_fold_gpu",
+    "attend_keys_gpu",
+    "attend_cluster_gpu",
+    "attend_step_gpu",
+)
+"""Of a step's attention, each before those that import it."""
 
 
 def step_of(storage: str, normed: bool, head_dim: int, block_size: int, before: int, rows: int, group: int) -> dict[str, Any]:
@@ -53,14 +64,13 @@ def step_of(storage: str, normed: bool, head_dim: int, block_size: int, before: 
     }
 
 
-def run_step(args: dict[str, Any], storage: str, warps: int, blocks: int, family: str = "attend") -> None:
+def run_step(args: dict[str, Any], storage: str, warps: int, blocks: int, form: str = "STEP") -> None:
     warp = Warp(warps, blocks)
     parts: dict[str, Any] = {}
-    for part in ("pages", "heads", "fold", "keys", "cluster", "step"):
-        name = f"{family}_{part}_gpu"
+    for name in MODULES:
         parts[name] = gpu_module(name, warp, **parts)
-    form = parts[f"{family}_step_gpu"].STEP[NUMPY[storage]]
-    warp.run(form, *args.values(), np.array([1.0]), np.array([4.0]), np.array([5.0]))
+    function = getattr(parts["attend_step_gpu"], form)[NUMPY[storage]]
+    warp.run(function, *args.values(), np.array([1.0]), np.array([4.0]), np.array([5.0]))
 
 
 @pytest.mark.parametrize(
@@ -91,27 +101,30 @@ def test_a_step_of_attention(
         np.testing.assert_allclose(widened(args[name]), values, rtol=2e-2, atol=2e-2, err_msg=name)
 
 
-@pytest.mark.parametrize(("before", "rows", "warps", "blocks"), [(37, 1, 1, 1), (156, 8, 2, 3)])
-def test_a_step_of_few_tiles(before: int, rows: int, warps: int, blocks: int) -> None:
-    """kernels/attend_few.py: what kernels/attend_step.py yields, but for roundings."""
+@pytest.mark.parametrize(
+    ("head_dim", "block_size", "before", "rows", "warps", "blocks"),
+    [(64, 16, 37, 1, 1, 1), (64, 16, 156, 8, 2, 3), (128, 12, 30, 5, 2, 1), (64, 16, 30, 8, 1, 1)],
+)
+def test_both_layouts_yield_the_same(head_dim: int, block_size: int, before: int, rows: int, warps: int, blocks: int) -> None:
+    """But for roundings; new keys in tiles that a warp takes later, too."""
     found = []
-    for family in ("attend", "few"):
-        args = step_of("bfloat16", True, 64, 16, before, rows, 2)
-        run_step(args, "bfloat16", warps, blocks, family)
+    for form in ("STEP", "FEW"):
+        args = step_of("bfloat16", True, head_dim, block_size, before, rows, 2)
+        run_step(args, "bfloat16", warps, blocks, form)
         found.append([widened(args[name]) for name in ("out", "k_cache", "v_cache")])
     for other, few in zip(*found, strict=True):
         np.testing.assert_allclose(few, other, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize(("storage", "value"), [("bfloat16", np.nan), ("float16", np.inf)])
-def test_a_draft_without_a_number_spoils_no_row_before_it(storage: str, value: float) -> None:
+@pytest.mark.parametrize(("storage", "value", "form"), [("bfloat16", np.nan, "STEP"), ("float16", np.inf, "FEW")])
+def test_a_draft_without_a_number_spoils_no_row_before_it(storage: str, value: float, form: str) -> None:
     """Its value is in the tile of the rows before it, which weigh it by 0: NaN would outlive that."""
     found = []
     for spoiled in (False, True):
         args = step_of(storage, True, 64, 16, 37, 3, 2)
         if spoiled:
             args["qkv"][4, -2 * 64] = value  # of kv head 0
-        run_step(args, storage, 2, 1)
+        run_step(args, storage, 2, 1, form)
         found.append(widened(args["out"])[2:].reshape(3, 2, 2, 64))  # row, kv head, head, dim
     clean, spoiled_out = found
     np.testing.assert_array_equal(spoiled_out[:2], clean[:2])
@@ -119,12 +132,12 @@ def test_a_draft_without_a_number_spoils_no_row_before_it(storage: str, value: f
     assert np.isnan(spoiled_out[2, 0]).all()
 
 
-@pytest.mark.parametrize("family", ["attend", "few"])
-def test_a_row_is_the_same_whatever_else_its_request_brings(family: str) -> None:
+@pytest.mark.parametrize("form", ["STEP", "FEW"])
+def test_a_row_is_the_same_whatever_else_its_request_brings(form: str) -> None:
     """Bit for bit: warps add up several tiles each, and with more rows their last ones hold keys that the row does not see."""
     found = []
     for rows in (1, 6):
         args = step_of("bfloat16", True, 64, 16, 107, rows, 2)
-        run_step(args, "bfloat16", 2, 2, family)
+        run_step(args, "bfloat16", 2, 2, form)
         found.append(args["out"][2])
     np.testing.assert_array_equal(*found)

@@ -92,6 +92,7 @@ def test_block_attention(
     parts: dict[str, Any] = {}
     for name in (
         "attend_pages_gpu",
+        "attend_matrix_gpu",
         "attend_heads_gpu",
         "attend_fold_gpu",
         "attend_keys_gpu",

@@ -252,7 +252,8 @@ def test_one_set_records_every_step_of_its_table() -> None:
     ("rows", "requests", "num_heads", "num_kv_heads", "expected"),
     [
         (1, 1, 9, 3, (8, 4)),
-        (8, 1, 9, 3, (8, 4)),
+        (1, 2, 9, 3, (8, 4)),
+        (8, 1, 9, 3, (4, 8)),
         (1, 8, 9, 3, (4, 8)),
         (8, 8, 9, 3, (2, 8)),
         (1, 1, 32, 8, (4, 8)),
@@ -265,4 +266,4 @@ def test_one_set_records_every_step_of_its_table() -> None:
 def test_clusters_grow_smaller_where_there_are_many(
     rows: int, requests: int, num_heads: int, num_kv_heads: int, expected: tuple[int, int]
 ) -> None:
-    assert step_form(pair_tiles(rows, num_heads, num_kv_heads) * num_kv_heads * requests) == expected
+    assert step_form((pair_tiles(rows, num_heads, num_kv_heads), num_kv_heads, requests)) == expected

@@ -86,7 +86,25 @@ def test_few_rows_are_one_launch(tokens: int, query_len: int, launches: int) -> 
     """More of them where they belong to several requests: one prompt has many tiles, and each would rotate its keys again."""
     found = recorded(tokens, 1, 64, batch_invariant=False, query_len=query_len)
     assert len(found) == launches
-    assert found[-1][0] == {32: "attend_step", 128: "attend_few"}.get(tokens, "attend_rows")
+    assert found[-1][0] == ("attend_step" if launches == 1 else "attend_rows")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "requests", "query_len", "kernel", "cluster"),
+    [
+        (1, 1, 1, "attend_few", 8),
+        (2, 2, 1, "attend_few", 8),
+        (8, 1, 8, "attend_step", 4),
+        (8, 8, 1, "attend_step", 4),
+        (64, 8, 8, "attend_step", 2),
+    ],
+)
+def test_few_tiles_one_a_request_have_a_kernel_of_their_own(
+    tokens: int, requests: int, query_len: int, kernel: str, cluster: int
+) -> None:
+    """Of SmolLM2's heads."""
+    (found,) = recorded(tokens, requests, 64, batch_invariant=False, query_len=query_len)
+    assert found[:2] == (kernel, cluster)
 
 
 def test_float32_has_a_block_for_every_sixteen_pairs() -> None:

@@ -61,7 +61,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "shared-new-keys-in-the-tile-of-another-warp",
         "9d-49",
         _KEYS,
-        "to = u32(base - u32(warp * i32(2 * _VALUES)) + u32(part * i32(2 * _VALUES)))",
+        "to = u32(base - u32(warp * i32(tiles)) + u32(part * i32(tiles)))",
         "to = base",
         test="tests/test_gpu_attend.py::test_a_step_of_attention[bfloat16-True-64-32-12-8-2-2-1]",
         text="only on a GPU, and only where a step brings more than two rows of a request",
@@ -80,7 +80,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "rows-of-a-tile-without-room-between",
         "9d-49",
-        "kernels/attend_pages_gpu.py",
+        "kernels/attend_matrix_gpu.py",
         "    return i32(head_dim * i32(2) + i32(16))\n",
         "    return i32(head_dim * i32(2))\n",
         test="tests/test_gpu_attend.py::test_a_step_of_attention[bfloat16-True-64-32-12-8-2-2-1]",
