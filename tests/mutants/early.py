@@ -78,6 +78,16 @@ MUTATIONS: tuple[Mutation, ...] = (
         expects="AssertionError",
     ),
     mutation(
+        "few-blocks-for-two-tiles-of-a-request",
+        "9d-49",
+        "graphs/step_attention.py",
+        "    if grid[0] == 1 and tiles <= _FEW_TILES:\n",
+        "    if tiles <= _FEW_TILES:\n",
+        test="tests/test_graphs_step_attention.py::test_few_tiles_one_a_request_have_a_kernel_of_their_own",
+        text="no number changes; a small model verifies seven drafts of one request 4 % slower",
+        expects="AssertionError",
+    ),
+    mutation(
         "rows-of-a-tile-without-room-between",
         "9d-49",
         "kernels/attend_matrix_gpu.py",
