@@ -22,7 +22,7 @@ class ContextBacklog:
     def __init__(self, depth: int) -> None:
         self.depth = depth
         self.steps = 0
-        self._epochs: set[int] = set()
+        self._epochs: tuple[int, ...] = ()
         self._slots = 0
 
     @property
@@ -34,18 +34,23 @@ class ContextBacklog:
         """Before anything of `plan` is launched, its admissions included. defers: its rows are to wait as well."""
         if not self.steps:
             return False
-        return not defers or self.steps == self.depth or not self._epochs.issubset(row.epoch for row in plan.rows)
+        if not defers or self.steps == self.depth:
+            return True
+        now = _epochs_of(plan)
+        return now != self._epochs and not set(self._epochs) <= set(now)
 
     def deferred(self, plan: StepPlan) -> None:
         """The rows of `plan` wait."""
         self.steps += 1
-        self._epochs.update(row.epoch for row in plan.rows)
-        self._slots = max(self._slots, *(row.slot + 1 for row in plan.rows))
+        now = _epochs_of(plan)
+        if now != self._epochs:  # the next step is nearly always one of the same requests
+            self._epochs = now if set(self._epochs) <= set(now) else (*self._epochs, *now)
+            self._slots = max(self._slots, *(row.slot + 1 for row in plan.rows))
 
     def caught_up(self) -> None:
         """Nothing waits: what did is in the context, as far as the compute stream is concerned."""
         self.steps = self._slots = 0
-        self._epochs.clear()
+        self._epochs = ()
 
     def before_launch(self, graph: StepGraph) -> None:
         """Raises StaleReadError where drafts would be made from a context that lacks rows: they would be worse, and no text would
@@ -55,3 +60,7 @@ class ContextBacklog:
                 f"stale read of the drafter's context by {graph.key}: the rows of {self.steps} decode steps, of slots below "
                 f"{self.slots}, are kept and not in it; launch a {Family.CATCH_UP.value} graph first"
             )
+
+
+def _epochs_of(plan: StepPlan) -> tuple[int, ...]:
+    return tuple([row.epoch for row in plan.rows])

@@ -174,6 +174,7 @@ class AdaptiveLengths:
         self.acceptance = Acceptance(self.choices[-1])
         self._chosen: dict[int, int] = {}
         self._spells: dict[int, PlainSpell] = {}
+        self._tokens: dict[int, float] = {}
         self._steps: Counter[int] = Counter()
 
     def choose(self, batch: int) -> int:
@@ -193,10 +194,12 @@ class AdaptiveLengths:
         probing = self._spells[bucket].probes()
         if probing and not self.acceptance.unseen:
             self.acceptance.keep(KEPT_AT_A_PROBE)
+            self._tokens.clear()
         return probing
 
     def observe(self, scheduled: int, accepted: int) -> None:
         self.acceptance.observe(scheduled, accepted)
+        self._tokens.clear()
 
     def _settled(self, bucket: int) -> int:
         """The length that holds at present. One that is better by more than noise takes its place; plain decoding at once."""
@@ -215,8 +218,11 @@ class AdaptiveLengths:
         return max(choices, key=lambda k: self._rate(k, bucket))
 
     def _rate(self, k: int, bucket: int) -> float:
-        """Tokens in a second of one request."""
-        return self.acceptance.tokens(k) / self._step_s[bucket, k]
+        """Tokens in a second of one request. What a step yields is computed once for all steps that observe nothing."""
+        tokens = self._tokens.get(k)
+        if tokens is None:
+            tokens = self._tokens[k] = self.acceptance.tokens(k)
+        return tokens / self._step_s[bucket, k]
 
     def _reason(self, k: int, bucket: int) -> str:
         plain = self._step_s[bucket, 0] * 1e3

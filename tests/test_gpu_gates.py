@@ -19,6 +19,12 @@ from runtime.gates.verdict import Verdict
 pytestmark = pytest.mark.gpu
 
 
+PAUSING = tuple(
+    Case(speculator=speculator, k=3, event=event, lengths="changing", schedule="eager", seed=103)
+    for speculator, event in (("dflash", "reuse"), ("dflash2", "cancel"))
+)
+"""A table with several steps in a row that draft nothing, so that rows wait for a drafter's context."""
+
 DEALT = ("batch", "event", "stop", "prompt", "accept", "policy", "steps_in_flight", "mode")
 
 
@@ -27,7 +33,7 @@ def cases() -> list[Case]:
     kinds = [(speculator, k) for speculator in AXES["speculator"] for k in AXES["k"] if (speculator == "none") == (k == 0)]
     kinds += [("scripted", 3), ("scripted", 7), ("ngram", 3), ("ngram", 7), ("scripted", 1), ("scripted", 5), ("none", 0)]
     dealt = {axis: _dealt(axis, len(kinds)) for axis in DEALT}
-    return [
+    chosen = [
         Case(
             speculator=speculator,
             k=k,
@@ -38,6 +44,7 @@ def cases() -> list[Case]:
         )
         for number, (speculator, k) in enumerate(kinds)
     ]
+    return [*chosen, *PAUSING]
 
 
 def _dealt(axis: str, count: int) -> list[Any]:
