@@ -5,7 +5,7 @@
 # make slow  what is too long for `make test`: the whole engine matrix, the soak of 20,000 steps
 # make gpu   tests that need a GPU, then benches on it alone; one table of results and figures last
 # make mutants  damage a copy of the sources in every known way: each damage must fail its test (docs/mutants.md); goes on where it was
-# make sanitize   compute-sanitizer: tiny engines under memcheck and racecheck, then each kernel of a DFlash2 step by itself
+# make sanitize   compute-sanitizer: tiny engines and kernel tests under memcheck and racecheck, then each kernel of a DFlash2 step by itself
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
@@ -45,10 +45,13 @@ gpu: $(VENV)/.test
 
 # API errors are left out: cuda-bindings asks the driver for functions that it may not have.
 SANITIZE = compute-sanitizer --report-api-errors no --error-exitcode 9
+PRODUCTS = $(patsubst %,tests/test_kernels_%.py,fused flow head wide wide_head)
 ENGINES = tokens_are_the_references and llama-3 or is_plain_decoding and 3-usual
 sanitize: $(VENV)/.test
 	$(SANITIZE) --tool memcheck $(BIN)/python -m pytest -m gpu -q tests/test_gpu_engine.py -k '$(ENGINES) or change_no_bit and dflash2-table'
 	$(SANITIZE) --tool racecheck $(BIN)/python -m pytest -m gpu -q tests/test_gpu_engine.py -k '$(ENGINES)'
+	$(SANITIZE) --tool memcheck $(BIN)/python -m pytest -m gpu -q $(PRODUCTS) tests/test_kernels_attend.py tests/test_kernels_dflash.py
+	$(SANITIZE) --tool racecheck $(BIN)/python -m pytest -m gpu -q $(PRODUCTS)
 	$(BIN)/python -m tests.sanitize
 
 $(VENV)/bin/python:
