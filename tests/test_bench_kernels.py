@@ -40,7 +40,8 @@ def tiny(name: str) -> ModelSpec:
 
 
 def rig_of(monkeypatch: pytest.MonkeyPatch, name: str, dtype: Any, requests: int, query_len: int, context: int) -> Rig:
-    device = VirtualDevice(CpuExecutor(), poison=True)
+    device: Any = VirtualDevice(CpuExecutor(), poison=True)
+    device.facts = SimpleNamespace(compute_capability=(9, 0))  # asked for where heads of a GPU are chosen among
     rng = np.random.default_rng(1)
 
     def fill(array: Any, scale: float) -> None:
@@ -48,7 +49,7 @@ def rig_of(monkeypatch: pytest.MonkeyPatch, name: str, dtype: Any, requests: int
         device.upload(array, stored(values, "bfloat16" if array.dtype == np.uint16 else str(array.dtype)))
 
     monkeypatch.setattr(forward_rig, "fill_normal", fill)
-    return Rig(device, device.stream("s"), tiny(name), dtype, requests, query_len, context)  # type: ignore[arg-type]
+    return Rig(device, device.stream("s"), tiny(name), dtype, requests, query_len, context)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -115,14 +116,15 @@ def test_logits_that_are_not_finite_are_refused(monkeypatch: pytest.MonkeyPatch)
 
 def product_bench(monkeypatch: pytest.MonkeyPatch, name: str, rows: int) -> ProductBench:
     monkeypatch.setattr("runtime.bench_products._MOST_COPIES", 2)
-    device = VirtualDevice(CpuExecutor(), poison=True)
+    device: Any = VirtualDevice(CpuExecutor(), poison=True)
+    device.facts = SimpleNamespace(compute_capability=(9, 0))  # asked for where heads of a GPU are chosen among
     rng = np.random.default_rng(1)
 
     def fill(array: Any, scale: float) -> None:
         device.upload(array, stored((rng.standard_normal(array.shape) * scale).astype(np.float32), "bfloat16"))
 
     product = Product("m", name, 48, 64)
-    return ProductBench(device, device.stream("s"), product, rows, "bfloat16", fill)  # type: ignore[arg-type]
+    return ProductBench(device, device.stream("s"), product, rows, "bfloat16", fill)
 
 
 @pytest.mark.parametrize("rows", [1, 8])
