@@ -14,6 +14,7 @@ import platform
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numba
 import numpy as np
@@ -69,6 +70,25 @@ def writable_cache_dir() -> Path | None:
     """`kernel_cache_dir()`, or None, with a warning, where it cannot be written: Numba would then cache beside the sources, under
     names that do not change with the device functions that a kernel calls."""
     return None if _lost else _writable()
+
+
+def forgiving(dispatcher: Any) -> Any:
+    """`dispatcher`, which compiles anew, with a warning, what was kept for it and cannot be read: Numba would raise whatever its
+    pickles make of a file that lost its end with the machine's power. A function's other types are forgotten with it."""
+    kept = dispatcher._cache
+    load = kept.load_overload
+
+    def load_overload(signature: Any, target_context: Any) -> Any:
+        try:
+            return load(signature, target_context)
+        except Exception as error:  # a damaged pickle raises nearly anything
+            text = "kernel cache %s: what was kept of %s cannot be read (%r): it is compiled anew"
+            logger.warning(text, kept.cache_path, dispatcher.py_func.__name__, error)
+            kept.flush()
+            return None
+
+    kept.load_overload = load_overload
+    return dispatcher
 
 
 class cache_at:  # noqa: N801 - reads as a statement

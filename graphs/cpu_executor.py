@@ -15,7 +15,7 @@ import numba
 import numpy as np
 from numba import njit
 
-from graphs.compile_cache import cache_at, give_up, writable_cache_dir
+from graphs.compile_cache import cache_at, forgiving, give_up, writable_cache_dir
 from graphs.executor import Bound, KernelArgument, twin
 from graphs.launch import Grid
 from kernels.lang import Kernel
@@ -127,6 +127,8 @@ class CpuExecutor:
             folder = writable_cache_dir() if self._cache else None
             with cache_at(folder):
                 known = njit(copy, cache=folder is not None, error_model="numpy", fastmath=_FASTMATH, nogil=True)
+            if folder is not None:
+                forgiving(known)
             self._compiled[source] = known
         return known
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numba.core.config as numba_config
 
-from graphs.compile_cache import writable_cache_dir
+from graphs.compile_cache import forgiving, writable_cache_dir
 from graphs.direct_launch import function_of
 from kernels.lang import Kernel
 from runtime.errors import DeviceError
@@ -60,6 +60,7 @@ class CudaCompiler:
         numba_config.CACHE_DIR = str(folder / f"numba-cuda-{version('numba-cuda')}")
         try:
             kernel.jit.enable_caching()
+            forgiving(kernel.jit)
         except RuntimeError as error:
             logger.debug("kernel %s is compiled anew by every process: %s", kernel.name, error)
         finally:

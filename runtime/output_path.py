@@ -26,8 +26,8 @@ def refuse_unwritable(what: str, file: str | Path | None) -> None:
         return
     # Behind a link that leads nowhere yet is where the file would be.
     path = Path(os.path.realpath(_path(what, file)))
-    existed = path.exists()
     try:
+        existed = path.exists()  # raises for a folder that may not be searched, and for a name that is too long
         if existed and not path.is_file() and not path.is_dir():
             # A pipe or a device: opening one waits for its reader, closing it ends what the reader sees.
             if not os.access(path, os.W_OK):
@@ -48,8 +48,8 @@ def refuse_unwritable_folder(what: str, folder: str | Path, files: tuple[str, ..
         files: names of what it will hold, where they are known: one that is there already must be writable too.
     """
     folder = _path(what, folder)
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
+        missing = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass

@@ -113,7 +113,9 @@ def run_bench(bench: BenchRun, folder: Path) -> tuple[list[str], list[str]]:
     except subprocess.TimeoutExpired:
         return [], [f"bench of {bench.name}: took more than {BENCH_LIMIT_S} s"]
     if done.returncode != 0:
-        return [], [f"bench of {bench.name}: {done.stderr.strip().splitlines()[-1]}"]
+        # Who was killed, for memory say, has said nothing.
+        said = done.stderr.strip().splitlines() or [f"the process ended with code {done.returncode}"]
+        return [], [f"bench of {bench.name}: {said[-1]}"]
     print(done.stdout, file=sys.stderr, flush=True)
     return [_bench_line(bench.name, run) for run in json.loads(file.read_text())["runs"]], []
 

@@ -59,3 +59,32 @@ def test_a_full_disk_costs_a_warning_and_not_the_run(
     assert out.tolist() == [7]
     (record,) = caplog.records
     assert "No space left on device: kernels are compiled anew by every process" in record.getMessage()
+
+
+@pytest.mark.parametrize("suffix", [".nbi", ".nbc"])
+@pytest.mark.parametrize("damage", [b"", b"0.1\n", b"not a pickle at all", None], ids=["empty", "cut early", "other bytes", "cut"])
+def test_kept_code_that_lost_its_end_is_compiled_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, suffix: str, damage: bytes | None
+) -> None:
+    """Of a kernel or of what it calls; and only once: what is compiled then is kept again."""
+
+    def run() -> list[float]:
+        out = np.zeros(1, np.float32)
+        CpuExecutor().bind(_sums, 1, 1, (out, np.full(1, 7, np.float32)))()
+        return out.tolist()
+
+    monkeypatch.setenv("DRAFTGRAPH_CACHE", str(tmp_path))
+    compile_cache._writable.cache_clear()
+    try:
+        assert run() == [7]
+        kept = [path for path in tmp_path.rglob(f"*{suffix}") if "_sums" in path.name]
+        assert kept
+        for path in kept:
+            path.write_bytes(path.read_bytes()[:-20] if damage is None else damage)
+        assert run() == [7]
+        assert [record for record in caplog.records if "_sums cannot be read" in record.getMessage()]
+        caplog.clear()
+        assert run() == [7]
+        assert not caplog.records
+    finally:
+        compile_cache._writable.cache_clear()

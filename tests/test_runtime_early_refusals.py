@@ -210,6 +210,16 @@ def test_a_pipe_is_not_opened_before_there_is_something_to_say(tmp_path: Path) -
             refuse_unwritable("--json", tmp_path / "pipe")
 
 
+@pytest.mark.parametrize("refuse", [refuse_unwritable, refuse_unwritable_folder])
+def test_a_place_that_cannot_even_be_looked_at_is_told_by_its_option(refuse: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--json: cannot be written: File name too long; name another place"):
+        refuse("--json", tmp_path / ("x" * 300))
+    (tmp_path / "closed").mkdir(mode=0o000)
+    if os.geteuid() != 0:  # root may search any folder
+        with pytest.raises(ConfigError, match="--json: cannot be written: Permission denied"):
+            refuse("--json", tmp_path / "closed" / "x.json")
+
+
 def test_a_graph_has_a_picture_of_its_own(model: TinyModel, tmp_path: Path) -> None:
     """A sampled step and a greedy one of the same rows are two graphs."""
     folder = tmp_path / "graphs"

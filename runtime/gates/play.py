@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -60,11 +63,31 @@ def play_apart(gate: str, cases: Sequence[Case], workers: int) -> Iterator[Playe
     # Started anew and not forked: this one has threads of Numba, of BLAS and of a progress bar.
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         try:
-            yield from pool.map(partial(_play_here, gate), cases, chunksize=CASES_AT_A_TIME)
+            with _interrupts_ignored():
+                played = pool.map(partial(_play_here, gate), cases, chunksize=CASES_AT_A_TIME)
+            yield from played
+        except KeyboardInterrupt:
+            for process in multiprocessing.active_children():
+                process.terminate()
+            raise
         except BrokenProcessPool as error:
             raise DraftgraphError(f"{gate}: a process that played cases has died; see where with --workers 1") from error
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Processes that are started here leave Ctrl-C, which a terminal sends to all of them, to this one; from their first
+    instruction on, since what is ignored stays so through exec."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 _executors: list[Venue] = []
