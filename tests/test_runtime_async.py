@@ -143,6 +143,8 @@ def test_path_counters_as_values() -> None:
         "degenerate_tokens": 0,
         "late_captures": 0,
         "proposals": 0,
+        "deferred": 0,
+        "catch_ups": 0,
         "admissions": 0,
         "collected_late": 1,
         "collected_at_once": 1,
