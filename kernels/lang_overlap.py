@@ -31,8 +31,13 @@ def on_hopper() -> bool:
 
 
 def has_warp_groups() -> bool:
-    """Has it the instructions of kernels/lang_group.py? They are Hopper's alone."""
-    return bool(numba_cuda.get_current_device().compute_capability[0] == HOPPER[0])
+    """Has it the instructions of kernels/lang_group.py?"""
+    return warp_groups_at(numba_cuda.get_current_device().compute_capability)
+
+
+def warp_groups_at(compute_capability: tuple[int, int]) -> bool:
+    """They are Hopper's alone: no later GPU has them."""
+    return bool(compute_capability[0] == HOPPER[0])
 
 
 def _form(name: str, otherwise: str | None = None) -> Any:

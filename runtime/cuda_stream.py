@@ -10,11 +10,12 @@ import cupy
 from cupy.cuda import runtime
 
 from graphs.cublas import Cublas
-from graphs.launch import Array, Grid, Launcher
+from graphs.launch import Array, Grid
 from kernels.lang import Kernel, cuda
 from runtime.cuda_capture import CapturedPoint, CudaCapture
 from runtime.cuda_work import CudaWork, bind_copy, bind_fill, bind_launch, bind_product, product_matrices
 from runtime.errors import DeviceError
+from runtime.side_stream import SideStream
 
 if TYPE_CHECKING:
     from runtime.cuda_device import CudaDevice
@@ -87,7 +88,7 @@ class PreparedWork:
         self._stream.submit(self._work)
 
 
-class CudaStream:
+class CudaStream(SideStream):
     """Work in order, apart from the default stream.
 
     Attributes:
@@ -102,7 +103,6 @@ class CudaStream:
         self.numba = cuda.external_stream(self.pointer)
         self.joined: CudaCapture | None = None
         self._before: deque[CudaWork] = deque(maxlen=2)  # since the last event or graph: see CudaWork.issue_after
-        self._side: tuple[CudaStream, CudaEvent, CudaEvent] | None = None
 
     @cached_property
     def cublas(self) -> Cublas:
@@ -172,27 +172,9 @@ class CudaStream:
 
     def let_fork(self) -> None:
         """Give this stream one beside it, and make now what its products need: a capture could not."""
-        if self._side is None:
-            beside = CudaStream(self.device, f"{self.name}.beside")
-            self._side = beside, self.device.event(f"{self.name}.forked"), self.device.event(f"{self.name}.joined")
-            _ = beside.cublas
-
-    def fork(self) -> CudaStream:
-        """The stream beside this one; this one itself where `let_fork` was not called."""
-        if self._side is None:
-            return self
-        beside, forked, _ = self._side
-        self.record(forked)
-        beside.wait(forked)
-        return beside
-
-    def join(self, beside: Launcher) -> None:
-        if self._side is None:
-            return
-        stream, _, joined = self._side
-        assert beside is stream
-        stream.record(joined)
-        self.wait(joined)
+        super().let_fork()
+        assert self._side is not None
+        _ = self._side[0].cublas
 
     def synchronize(self) -> None:
         """Block the host until everything on this stream has run. Counted by the stream's name."""

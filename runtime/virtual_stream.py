@@ -6,10 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from graphs.launch import Array, Grid, Launcher
+from graphs.launch import Array, Grid
 from kernels.lang import Kernel
 from runtime.errors import DeviceError
 from runtime.race_detector import Access, Clock, join
+from runtime.side_stream import SideStream
 from runtime.virtual_capture import CapturedPoint, VirtualCapture
 from runtime.virtual_queue import Operation
 from runtime.virtual_site import Origin
@@ -58,7 +59,7 @@ class VirtualEvent:
         return self.frontier
 
 
-class VirtualStream:
+class VirtualStream(SideStream):
     """Work in order. What is enqueued later runs after `frontier`, the operations at the stream's present end.
 
     Attributes:
@@ -71,7 +72,6 @@ class VirtualStream:
         self.clock: Clock = {}
         self.frontier: tuple[Operation, ...] = ()
         self.joined: VirtualCapture | None = None
-        self._side: tuple[VirtualStream, VirtualEvent, VirtualEvent] | None = None
 
     def launch(self, kernel: Kernel, grid: Grid, block: int, *args: Array | int | float) -> None:
         """Queue one kernel. Errors: see runtime.virtual_work.bind_launch, and Race."""
@@ -121,29 +121,6 @@ class VirtualStream:
         self.device.queue.progress()
         self.frontier = tuple({operation: None for operation in (*self.frontier, *event.frontier) if not operation.done})
         join(self.clock, event.clock)
-
-    def let_fork(self) -> None:
-        """Give this stream one beside it."""
-        if self._side is None:
-            device, name = self.device, self.name
-            self._side = device.stream(f"{name}.beside"), device.event(f"{name}.forked"), device.event(f"{name}.joined")
-
-    def fork(self) -> VirtualStream:
-        """The stream beside this one; this one itself where `let_fork` was not called."""
-        if self._side is None:
-            return self
-        beside, forked, _ = self._side
-        self.record(forked)
-        beside.wait(forked)
-        return beside
-
-    def join(self, beside: Launcher) -> None:
-        if self._side is None:
-            return
-        stream, _, joined = self._side
-        assert beside is stream
-        stream.record(joined)
-        self.wait(joined)
 
     def synchronize(self) -> None:
         """Block the host until everything on this stream has run. Counted by the stream's name."""

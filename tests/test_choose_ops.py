@@ -35,7 +35,7 @@ from tests.test_bench_kernels import tiny
 
 KEY = {"device": "a GPU", "rows": [1, 8]}
 FIRST = {"down": 0, "gate_up": 0, "out": 0, "qkv": 0}
-LARGE = (6144, 4096)
+LARGE, LARGEST = (6144, 4096), (24576, 4096)
 FORMS = forms_of("qkv", *LARGE)
 ALGORITHMS = dict.fromkeys(("down", "gate_up", "head", "out", "qkv"), "")
 MEASURED = Measured(
@@ -174,15 +174,44 @@ def test_products_of_many_rows_begin_between_the_librarys(monkeypatch: pytest.Mo
     assert many == last != FIRST
 
 
-def fastest_form(monkeypatch: pytest.MonkeyPatch, rows: int, times: dict[int, float]) -> int:
+@pytest.mark.parametrize(
+    ("capability", "few", "many"),
+    [((8, 0), set(), set()), ((9, 0), {"FlowLayout"}, {"WideLayout"}), ((10, 0), {"FlowLayout"}, set())],
+)
+def test_forms_whose_instructions_a_gpu_lacks_are_not_measured(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], few: set[str], many: set[str]
+) -> None:
+    """There they are the source that all machines share, which takes a start seconds to be found slow."""
+    kinds: list[set[str]] = []
+
+    def fastest(forms: Mapping[str, Sequence[int]], first: Places, measure: Any) -> Places:
+        known = {name: forms_of(name, *LARGEST) for name in forms}
+        kinds.append({type(known[name][place]).__name__ for name, places in forms.items() for place in places})
+        return first
+
+    monkeypatch.setattr(choose_ops, "fastest_places", fastest)
+    for rows in (8, 16):
+        fastest_form(monkeypatch, rows, {}, capability, LARGEST)
+    anywhere = {"Layout", "NoneType"}
+    assert kinds == [anywhere | few, anywhere | many]
+
+
+def fastest_form(
+    monkeypatch: pytest.MonkeyPatch,
+    rows: int,
+    times: dict[int, float],
+    capability: tuple[int, int] = (9, 0),
+    shape: tuple[int, int] = LARGE,
+) -> int:
     """The place chosen for qkv where its forms take these times, and others 1."""
 
     def measure(device: Any, stream: Any, records: dict[str, Callable[[], None]], *, turns: int) -> dict[str, list[float]]:
         return {name: [times.get(int(name.split("'qkv': ")[1].split("}")[0]), 1.0)] * turns for name in records}
 
     fused, _ = sets_of(VirtualDevice(CpuExecutor(), poison=True), tiny("qwen3-8b"))
-    layer = SimpleNamespace(**dict.fromkeys(FIRST, SimpleNamespace(shape=LARGE, nbytes=1)))
-    chooser = OpsChooser(None, SimpleNamespace(layers=[layer]), None)  # type: ignore[arg-type]
+    layer = SimpleNamespace(**dict.fromkeys(FIRST, SimpleNamespace(shape=shape, nbytes=1)))
+    device = SimpleNamespace(facts=SimpleNamespace(compute_capability=capability))
+    chooser = OpsChooser(device, SimpleNamespace(layers=[layer]), None)  # type: ignore[arg-type]
     monkeypatch.setattr(choose_ops, "times_in_turn", measure)
     run: Any = SimpleNamespace(launch=None, num_tokens=rows)
     return chooser._fastest_forms(run, fused)["qkv"]
@@ -220,14 +249,15 @@ def test_a_step_is_measured_as_the_engine_has_it(rows: int, requests: int, conte
 def test_a_second_start_remembers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whole: every record runs on the virtual device, with its race detector; then nothing is measured again."""
     monkeypatch.setenv("DRAFTGRAPH_CACHE", str(tmp_path))
-    device = VirtualDevice(CpuExecutor(), poison=True)
+    device: Any = VirtualDevice(CpuExecutor(), poison=True)
+    device.facts = SimpleNamespace(compute_capability=(9, 0))
     rng, spec = np.random.default_rng(1), tiny("qwen3-8b")
 
     def fill(array: Any, scale: float) -> None:
         device.upload(array, stored((rng.standard_normal(array.shape) * scale).astype(np.float32), "bfloat16"))
 
     monkeypatch.setattr(forward_rig, "fill_normal", fill)
-    model = forward_rig.random_model(device, spec, "bfloat16", 8, 64)  # type: ignore[arg-type]
+    model = forward_rig.random_model(device, spec, "bfloat16", 8, 64)
     fused, library = sets_of(device, spec)
     runs: list[str] = []
 

@@ -41,14 +41,15 @@ def test_layouts(outputs: int, depth: int, expected: WideHead | None) -> None:
     assert wide_head_of(outputs, depth) == expected
 
 
-def test_only_hopper_is_offered_one() -> None:
+@pytest.mark.parametrize(
+    ("capability", "offered"),
+    [((8, 9), []), ((9, 0), ["head", "wide_head"]), ((10, 0), ["head"])],
+)
+def test_a_gpu_is_offered_what_it_has_instructions_for(capability: tuple[int, int], offered: list[str]) -> None:
     fused, spec = FusedOps(*[None] * 2), SimpleNamespace(vocab_size=151936, hidden_size=4096)  # type: ignore[arg-type]
-    offered = []
-    for capability in ((8, 9), (9, 0)):
-        device = SimpleNamespace(facts=SimpleNamespace(compute_capability=capability))
-        offered.append(with_fast_heads(fused, spec, device).layouts)  # type: ignore[arg-type]
-    few = {"head": FlowLayout(8, 8, 132)}
-    assert offered == [few, few | {"wide_head": WideHead(132)}]
+    device = SimpleNamespace(facts=SimpleNamespace(compute_capability=capability))
+    every = {"head": FlowLayout(8, 8, 132), "wide_head": WideHead(132)}
+    assert with_fast_heads(fused, spec, device).layouts == {name: every[name] for name in offered}  # type: ignore[arg-type]
 
 
 def test_it_is_no_form_of_a_layer() -> None:

@@ -19,6 +19,7 @@ from typing import Any
 from graphs.arrays import LayerArrays, ModelArrays, Scratch
 from graphs.compile_cache import kernel_cache_dir
 from graphs.flow_ops import FlowLayout
+from graphs.form_support import has_own_form
 from graphs.fused_ops import FusedOps, forms_of
 from graphs.ops import ForwardPass, HeadOps, Ops, OpTable
 from graphs.plain_ops import PlainOps
@@ -164,8 +165,11 @@ class OpsChooser:
         few_rows, layer = run.num_tokens <= TILE_TOKENS, self.model.layers[0]
         known = {name: forms_of(name, *getattr(layer, name).shape) for name in PRODUCTS}
         # The others would read the weights once for every eight rows, or are for more rows than that.
-        unfit = WideLayout if few_rows else FlowLayout
-        tried = {name: [i for i, form in enumerate(forms) if not isinstance(form, unfit)] for name, forms in known.items()}
+        unfit, capability = WideLayout if few_rows else FlowLayout, self.device.facts.compute_capability
+        tried = {
+            name: [i for i, form in enumerate(forms) if not isinstance(form, unfit) and has_own_form(form, capability)]
+            for name, forms in known.items()
+        }
 
         def measure(sets: Sequence[Places], *, whole: bool) -> list[list[float]]:
             layers = self._first_layers(_WHOLE_BYTES if whole else _BYTES)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from graphs.arrays import Scratch
+from graphs.form_support import has_own_form
 from graphs.fused_ops import FusedOps, FusedScratch, stripes_of, why_not_fused
 from graphs.held_ops import head_layout_of
 from graphs.launch import Array
@@ -17,7 +18,6 @@ from graphs.ops import OpTable
 from graphs.plain_ops import PagedAttention, PlainOps, Stripes
 from graphs.step_attention import StepAttention
 from graphs.wide_head_ops import wide_head_of
-from kernels.lang_overlap import HOPPER
 from kernels.tile import TILE_ROWS
 from runtime.checkpoint.weights import STORAGE, WeightDtype
 from runtime.errors import ConfigError
@@ -105,11 +105,11 @@ def build_ops(
 
 
 def with_fast_heads(fused: FusedOps, spec: ModelSpec, device: Any) -> FusedOps:
-    """The set with the heads that compete with the library's, where its shape has some: of few rows (graphs/held_ops.py), and of
-    many, which only Hopper and later multiply fast (graphs/wide_head_ops.py)."""
-    shape, hopper = (spec.vocab_size, spec.hidden_size), device.facts.compute_capability >= HOPPER
-    heads = {"head": head_layout_of(*shape), "wide_head": wide_head_of(*shape) if hopper else None}
-    return replace(fused, layouts={name: layout for name, layout in heads.items() if layout is not None})
+    """The set with the heads that compete with the library's, where its shape has some and the GPU what they need: of few rows
+    (graphs/held_ops.py), and of many (graphs/wide_head_ops.py)."""
+    shape, capability = (spec.vocab_size, spec.hidden_size), device.facts.compute_capability
+    heads = {"head": head_layout_of(*shape), "wide_head": wide_head_of(*shape)}
+    return replace(fused, layouts={name: head for name, head in heads.items() if head and has_own_form(head, capability)})
 
 
 def _stripes(device: Any, spec: ModelSpec, sizes: StepSizes) -> Stripes:
