@@ -7,10 +7,10 @@ from typing import Protocol
 
 from graphs.arrays import SlotState, StepArrays
 from graphs.drafter_arrays import DraftArrays, DraftConvArrays, DraftLayerArrays, DraftScratch
-from graphs.fused_ops import Layout
 from graphs.key import GraphKey
 from graphs.launch import Array, Launcher
 from graphs.plain_ops import THREADS, norm_threads
+from graphs.tile_layouts import Layout
 from kernels.block_attention import block_attention
 from kernels.block_conv import block_conv
 from kernels.head_norm import head_norm

@@ -34,7 +34,7 @@ def store_context(
         num_tokens: int32 [1], live rows.
 
     Launch: grid (tokens, n), a warp a head, n * warps about layers * kv heads. A warp owns its head of the cell of its token. No
-    barrier; safe under capture, and idempotent. Oracle: oracle_dflash.store_context.
+    barrier; safe under capture, and idempotent. Oracle: oracle_context.store_context.
     Method: z-lab's crop of the draft cache, as a store that never happens.
     """
     wait_for_launches()

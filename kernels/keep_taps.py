@@ -27,7 +27,7 @@ def keep_taps(
         num_tokens: int32 [1], live rows.
 
     Launch: grid (tokens, n), threads over the columns. Block `(t, 0)` owns the fields of row t's slot, block `(t, j)` its columns
-    from j * blockDim on. No barrier. Safe under capture, and idempotent. Oracle: oracle_dflash.keep_taps.
+    from j * blockDim on. No barrier. Safe under capture, and idempotent. Oracle: oracle_context.keep_taps.
     """
     wait_for_launches()
     let_next_launch_start()

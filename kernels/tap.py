@@ -18,7 +18,7 @@ def tap(features, residual, column, num_tokens):
         num_tokens: int32 [1], live rows.
 
     Launch: a block a token, threads over the columns. Block `t` owns its part of row t. No barrier; safe under capture.
-    Oracle: oracle_dflash.tap.
+    Oracle: oracle_context.tap.
     """
     wait_for_launches()
     let_next_launch_start()

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphs.flow_ops import FlowLayout, flow_layouts_of
-from graphs.fused_ops import HEAD_THREADS, Layout, layouts_of, stripes_of
 from graphs.held_ops import HeldLayout, head_layout_of
+from graphs.tile_layouts import HEAD_THREADS, Layout, layouts_of, stripes_of
 from kernels.flow_head import flow_argmax
 from kernels.flow_project import flow_gate_up, flow_project
 from kernels.flow_residual import flow_residual

@@ -17,9 +17,11 @@ from graphs.cache_age import DAY_SECONDS, mark_used, prune
 from graphs.compile_cache import kernel_cache_dir
 from graphs.cpu_executor import CpuExecutor
 from graphs.flow_ops import FlowLayout
-from graphs.fused_ops import FusedOps, forms_of, layouts_of
+from graphs.fused_ops import FusedOps
 from graphs.ops import HeadOps, OpTable
 from graphs.plain_ops import PlainOps
+from graphs.product_forms import forms_of
+from graphs.tile_layouts import layouts_of
 from runtime import forward_rig
 from runtime.models import choose_ops
 from runtime.models.choose_forms import Places

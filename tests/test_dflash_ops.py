@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from graphs.fused_ops import FusedOps, Layout
+from graphs.fused_ops import FusedOps
 from graphs.ops import HeadOps, OpTable
 from graphs.plain_ops import PlainOps
+from graphs.tile_layouts import Layout
 from runtime.checkpoint.random import RandomCheckpoint
 from runtime.models.upload import decoder_shape
 from runtime.speculators.dflash_ops import TargetOps, build_draft_ops

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from graphs.flow_ops import FlowLayout, flow_layouts_of
-from graphs.fused_ops import FusedOps, forms_of
+from graphs.fused_ops import FusedOps
 from graphs.held_ops import HeldLayout, head_layout_of
 from graphs.ops import OpTable
+from graphs.product_forms import forms_of
 from kernels.flow import MOST_COLUMNS
 from runtime import assembly
 from tests.test_graphs_ops import PROMPTS, SHAPES, target_of

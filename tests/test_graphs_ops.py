@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from graphs.arrays import DecoderShape
-from graphs.fused_ops import FusedOps, Layout, layouts_of, stripes_of, why_not_fused
+from graphs.fused_ops import FusedOps, why_not_fused
 from graphs.ops import OpTable
 from graphs.plain_ops import PagedAttention, PlainOps
 from graphs.step_attention import pair_tiles, step_form
+from graphs.tile_layouts import Layout, layouts_of, stripes_of
 from graphs.transformer import DecoderTarget
 from kernels.lang import Kernel
 from kernels.project import norm_gate_up, norm_project_two, project_residual

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kernels import oracle_context
 from kernels import oracle_dflash as oracle
 from kernels.argmax import NO_TOKEN
 from kernels.block_inputs import block_embed, block_inputs
@@ -38,7 +39,7 @@ def test_tap(launch: Launch, storage: str, count: int, column: int) -> None:
         "column": column,
         "num_tokens": live(count),
     }
-    check_stored(launch, tap, args, {"features": oracle.tap(**wide_args(args))}, storage)
+    check_stored(launch, tap, args, {"features": oracle_context.tap(**wide_args(args))}, storage)
 
 
 @HEAD_LAUNCHES
@@ -60,7 +61,7 @@ def test_keep_taps(launch: Launch, storage: str, depth: int, count: int) -> None
         "num_tokens": live(count),
     }
     args["features"] = stored(args["features"], storage)
-    check_stored(launch, keep_taps, args, oracle.keep_taps(**wide_args(args)), storage)
+    check_stored(launch, keep_taps, args, oracle_context.keep_taps(**wide_args(args)), storage)
 
 
 @WARP_LAUNCHES
@@ -85,7 +86,7 @@ def test_store_context(
         "num_tokens": live(count),
     }
     args["context_kv"][[0, 2], -head_dim:] = [[np.nan], [np.inf]]
-    check_stored(launch, store_context, args, {"cache": oracle.store_context(**wide_args(args))}, storage)
+    check_stored(launch, store_context, args, {"cache": oracle_context.store_context(**wide_args(args))}, storage)
 
 
 def run_block_inputs(launch: Launch, rows: int, queries: int, count: int, **slots: np.ndarray) -> dict:

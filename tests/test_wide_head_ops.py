@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from graphs.flow_ops import FlowLayout
-from graphs.fused_ops import Form, FusedOps, forms_of
+from graphs.fused_ops import FusedOps
 from graphs.key import Family, GraphKey
 from graphs.ops import OpTable
+from graphs.product_forms import Form, forms_of
 from graphs.trace import Trace
 from graphs.wide_head_ops import WideHead, wide_head_of
 from runtime import assembly

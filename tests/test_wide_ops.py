@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from graphs.fused_ops import FusedOps, forms_of
+from graphs.fused_ops import FusedOps
 from graphs.ops import OpTable
+from graphs.product_forms import forms_of
 from graphs.wide_ops import WideLayout, wide_layouts_of
 from runtime import assembly
 from tests.test_graphs_ops import PROMPTS, SHAPES, target_of

@@ -19,10 +19,10 @@ from typing import Any
 from graphs.arrays import LayerArrays, ModelArrays, Scratch
 from graphs.compile_cache import kernel_cache_dir
 from graphs.flow_ops import FlowLayout
-from graphs.form_support import has_own_form
-from graphs.fused_ops import FusedOps, forms_of
+from graphs.fused_ops import FusedOps
 from graphs.ops import ForwardPass, HeadOps, Ops, OpTable
 from graphs.plain_ops import PlainOps
+from graphs.product_forms import forms_of, has_own_form
 from graphs.wide_ops import WideLayout
 from kernels.tile import TILE_TOKENS
 from runtime.models.choose_algorithms import measured_algorithms, use_algorithms

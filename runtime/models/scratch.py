@@ -10,13 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from graphs.arrays import Scratch
-from graphs.form_support import has_own_form
-from graphs.fused_ops import FusedOps, FusedScratch, stripes_of, why_not_fused
+from graphs.fused_ops import FusedOps, FusedScratch, why_not_fused
 from graphs.held_ops import head_layout_of
 from graphs.launch import Array
 from graphs.ops import OpTable
 from graphs.plain_ops import PagedAttention, PlainOps, Stripes
+from graphs.product_forms import has_own_form
 from graphs.step_attention import StepAttention
+from graphs.tile_layouts import stripes_of
 from graphs.wide_head_ops import wide_head_of
 from kernels.tile import TILE_ROWS
 from runtime.checkpoint.weights import STORAGE, WeightDtype
