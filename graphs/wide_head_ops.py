@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from graphs.launch import Array
 from graphs.ops import ForwardPass
-from kernels.wide_head import HEAD_THREADS, HEAD_TILE, wide_head
+from kernels.wide_head import wide_head
+from kernels.wide_shape import HEIGHT, THREADS
 
 _BLOCKS = 132
 """A block on each multiprocessor of an H200. No result depends on it."""
@@ -32,13 +33,13 @@ class WideHead:
         """Logits, and the best column of each stripe: returned are the stripes of `best` that were written."""
         value, column = (array[: self.grid] for array in best)
         arguments = (logits, value, column, rows, run.model.head, run.model.shape.vocab_size, num_rows)
-        run.launch.launch(wide_head, value.shape[0], HEAD_THREADS, *arguments)
+        run.launch.launch(wide_head, value.shape[0], THREADS, *arguments)
         return value, column
 
 
 def wide_head_of(outputs: int, depth: int) -> WideHead | None:
     """How a head of this shape competes with the library's; None: not at all."""
-    tiles = -(-outputs // HEAD_TILE)
+    tiles = -(-outputs // HEIGHT)
     if outputs % 8 or depth % 8 or tiles < _BLOCKS:
         return None
     return WideHead(-(-tiles // -(-tiles // _BLOCKS)))

@@ -18,7 +18,7 @@ from kernels.behind_product import EIGHT
 from kernels.tile import CHUNK
 from kernels.wide_gate_up import OUTPUTS, wide_gate_up
 from kernels.wide_parts import add_parts, add_parts_tap, wide_parts
-from kernels.wide_tile import HEIGHT, WIDE_WARPS
+from kernels.wide_shape import HEIGHT, THREADS
 
 _BLOCKS = 132
 """A block on each multiprocessor of an H200. No result depends on it but the order of sums, which is the layout's."""
@@ -28,8 +28,6 @@ _FEWEST_BLOCKS = _BLOCKS // 2
 
 _FEWEST_CHUNKS = 8
 """Of a part: the ring is to be filled more than once."""
-
-_THREADS = 32 * WIDE_WARPS
 
 _MOST_ADDING = 512
 """Threads that registers allow a block that adds parts up."""
@@ -50,7 +48,7 @@ class WideLayout:
     def record_gate_up(self, run: ForwardPass, layer: LayerArrays) -> None:
         """scratch.normed, the norm itself -> scratch.activated."""
         activated, normed = run.scratch.activated[: run.num_tokens], run.scratch.normed[: run.num_tokens]
-        run.launch.launch(wide_gate_up, self.grid, _THREADS, activated, normed, layer.gate_up, run.live)
+        run.launch.launch(wide_gate_up, self.grid, THREADS, activated, normed, layer.gate_up, run.live)
 
     def record_residual(self, run: ForwardPass, x: Array, weight: Array, norm: Array, tap: Tap | None) -> None:
         """residual += x @ weight.T, to the tap as well; its norm -> scratch.normed. Sums of parts go through scratch.gate_up, which
@@ -58,7 +56,7 @@ class WideLayout:
         tokens, eps = run.num_tokens, run.model.shape.rms_norm_eps
         normed, sums = run.scratch.normed[:tokens], run.scratch.gate_up[:tokens]
         parts = min(self.parts, sums.shape[1] // weight.shape[0])
-        run.launch.launch(wide_parts, self.grid, _THREADS, sums, x, weight, parts, run.live)
+        run.launch.launch(wide_parts, self.grid, THREADS, sums, x, weight, parts, run.live)
         threads = min(norm_threads(-(-normed.shape[1] // EIGHT)), _MOST_ADDING)
         if tap is None:
             run.launch.launch(add_parts, tokens, threads, run.residual, normed, sums, norm, eps, parts, run.live)

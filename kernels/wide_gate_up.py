@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from kernels.lang import cuda, f32, i32, kernel
 from kernels.lang_overlap import early_count, let_next_launch_start, wait_for_launches
-from kernels.wide_tile import HEIGHT, RING_BYTES, WIDE_TOKENS, begin_gate_up, gate_up_of_threads, has_tiles, store_gate_up
+from kernels.wide_shape import HEIGHT
+from kernels.wide_tile import RING_BYTES, WIDE_TOKENS, begin_gate_up, gate_up_of_threads, has_tiles, store_gate_up
 
 _REGISTERS = 128  # of eight warps, beside a block of the norm in front
 

@@ -21,23 +21,18 @@ from kernels.lang_matrix import put4
 from kernels.lang_mma import commit_copies, copy16, copy16_ahead, pair_bfloat16, pair_float16, ring_address
 from kernels.lang_warp import lane
 from kernels.lang_wide import LINE, barrier_of, wait_all_but, zeros_of
+from kernels.wide_shape import HEIGHT, STAGES, THREADS, WIDTH
 
-_HEIGHT = 192
-_WIDTH = _HEIGHT // 2
-"""Weight rows of a group."""
-
-_THREADS = 256
-_LINES = _THREADS // 8
+_LINES = THREADS // 8
 """Lines that all threads copy at once."""
 
-_STAGES = 6
-_SLOT = (_HEIGHT + GROUP_TOKENS) * LINE
+SLOT = (HEIGHT + GROUP_TOKENS) * LINE
 
-RING_BYTES = ATOM + _STAGES * _SLOT
+RING_BYTES = ATOM + STAGES * SLOT
 
-_barrier, _wait, _no_sums = barrier_of(_THREADS), wait_all_but(_STAGES - 3), zeros_of(_WIDTH // 2)
-_sums_but_last, _sums = group_sums(_WIDTH, 1), group_sums(_WIDTH, 0)
-_store_near, _store_far = store_sums(_WIDTH, 0), store_sums(_WIDTH, 1)
+_barrier, _wait, _no_sums = barrier_of(THREADS), wait_all_but(STAGES - 3), zeros_of(WIDTH // 2)
+_sums_but_last, _sums = group_sums(WIDTH, 1), group_sums(WIDTH, 0)
+_store_near, _store_far = store_sums(WIDTH, 0), store_sums(WIDTH, 1)
 
 
 @device_function
@@ -55,7 +50,7 @@ def place_in_slot():
 
 @device_function
 def next_slot(slot):
-    return u32(slot + u32(_SLOT)) if slot < u32((_STAGES - 1) * _SLOT) else u32(0)
+    return u32(slot + u32(SLOT)) if slot < u32((STAGES - 1) * SLOT) else u32(0)
 
 
 @device_function
@@ -73,7 +68,7 @@ def bytes_of(row, rows, column, depth):
 def copy_lines(address, weight, row, step, chunk):
     """The lines of a tile; row: of this thread's first, the next ones are `step` apart."""
     rows, depth, column = i32(weight.shape[0]), i32(weight.shape[1]), column_of(chunk)
-    for i in range(_HEIGHT // _LINES):
+    for i in range(HEIGHT // _LINES):
         size = bytes_of(row + i32(i) * step, rows, column, depth)
         at = i64(row + i32(i) * step) * i64(depth) + i64(column)
         copy16_ahead(u32(address + u32(i * _LINES * LINE)), weight, at, size)
@@ -100,7 +95,7 @@ def copy_tokens(address, x, token, chunk):
     for i in range(GROUP_TOKENS // _LINES):
         if row + i32(i * _LINES) < i32(x.shape[0]):
             at = i64(row + i32(i * _LINES)) * i64(depth) + i64(column)
-            copy16(u32(address + u32((_HEIGHT + i * _LINES) * LINE)), x, at, bytes_of(i32(0), i32(1), column, depth))
+            copy16(u32(address + u32((HEIGHT + i * _LINES) * LINE)), x, at, bytes_of(i32(0), i32(1), column, depth))
 
 
 def _flow(copy: Callable[..., None]) -> tuple[Callable[..., Any], Callable[[str], Callable[..., Any]]]:
@@ -109,32 +104,32 @@ def _flow(copy: Callable[..., None]) -> tuple[Callable[..., Any], Callable[[str]
     @device_function
     def begin(ring, weight, first, part, parts):
         at, chunk = u32(ring_begin(ring) + place_in_slot()), part
-        for stage in range(_STAGES):
+        for stage in range(STAGES):
             if chunk << i32(6) < i32(weight.shape[1]):
-                copy(u32(at + u32(stage * _SLOT)), weight, first, chunk)
+                copy(u32(at + u32(stage * SLOT)), weight, first, chunk)
             chunk += parts
 
     def multiply_in(kind: str) -> Callable[..., Any]:
-        products = group_products(kind, _WIDTH)
+        products = group_products(kind, WIDTH)
 
         @device_function
         def multiply(ring, x, token, weight, first, part, parts):
             start, chunks = ring_begin(ring), (i32(weight.shape[1]) + i32(63)) >> i32(6)
             to, ahead = u32(start + place_in_slot()), part
-            for stage in range(_STAGES):
+            for stage in range(STAGES):
                 if ahead < chunks:
-                    copy_tokens(u32(to + u32(stage * _SLOT)), x, token, ahead)
+                    copy_tokens(u32(to + u32(stage * SLOT)), x, token, ahead)
                 commit_copies()
                 ahead += parts
-            near = u32(start + u32((i32(cuda.threadIdx.x) >> i32(7)) * i32(_WIDTH * LINE)))
-            far = u32(start + u32(_HEIGHT * LINE))
-            totals, chunk, turn, behind = _no_sums(), part, u32(0), u32((_STAGES - 2) * _SLOT)
+            near = u32(start + u32((i32(cuda.threadIdx.x) >> i32(7)) * i32(WIDTH * LINE)))
+            far = u32(start + u32(HEIGHT * LINE))
+            totals, chunk, turn, behind = _no_sums(), part, u32(0), u32((STAGES - 2) * SLOT)
             while chunk < chunks:
                 _wait()
                 let_groups_see_copies()
                 _barrier()
                 totals = products(totals, u32(far + turn), u32(near + turn))
-                ahead = chunk + i32(_STAGES - 2) * parts
+                ahead = chunk + i32(STAGES - 2) * parts
                 if chunk >= parts + parts and ahead < chunks:  # into the slot that both groups had left at the barrier
                     copy(u32(to + behind), weight, first, ahead)
                     copy_tokens(u32(to + behind), x, token, ahead)
@@ -166,7 +161,7 @@ def own_column(width):
 
 
 def begin_parts(ring, weight, first, part, parts):
-    if i32(cuda.threadIdx.x) < i32(_THREADS):
+    if i32(cuda.threadIdx.x) < i32(THREADS):
         _begin_tile(ring, weight, first, part, parts)
 
 
@@ -174,10 +169,10 @@ def _store_parts(kind: str) -> Callable[..., Any]:
     multiply = _multiply_tile(kind)
 
     def store_parts(ring, out, x, token, live, weight, first, part, parts):
-        if i32(cuda.threadIdx.x) >= i32(_THREADS):
+        if i32(cuda.threadIdx.x) >= i32(THREADS):
             return
         totals = multiply(ring, x, token, weight, first, part, parts)
-        row, column, outputs = token + own_row(), first + own_column(_WIDTH), i32(weight.shape[0])
+        row, column, outputs = token + own_row(), first + own_column(WIDTH), i32(weight.shape[0])
         at, pitch = i64(part * outputs + column), i64(i32(out.shape[1]))
         if row < live:
             _store_near(out, i64(row) * pitch + at, totals, column, outputs)
@@ -188,7 +183,7 @@ def _store_parts(kind: str) -> Callable[..., Any]:
 
 
 def begin_gate_up(ring, weight, first):
-    if i32(cuda.threadIdx.x) < i32(_THREADS):
+    if i32(cuda.threadIdx.x) < i32(THREADS):
         _begin_pairs(ring, weight, first, i32(0), i32(1))
 
 
@@ -206,10 +201,10 @@ def _store_gate_up(kind: str, pair: Callable[..., Any]) -> Callable[..., Any]:
             put4(out, at, pair(gated(first_gate, first_up), gated(second_gate, second_up)))
 
     def store_gate_up(ring, out, x, token, live, weight, first):
-        if i32(cuda.threadIdx.x) >= i32(_THREADS):
+        if i32(cuda.threadIdx.x) >= i32(THREADS):
             return
         s = multiply(ring, x, token, weight, first, i32(0), i32(1))
-        row, column, outputs = token + own_row(), first + own_column(_WIDTH // 2), i32(out.shape[1])
+        row, column, outputs = token + own_row(), first + own_column(WIDTH // 2), i32(out.shape[1])
         at, left = i64(row) * i64(outputs) + i64(column), outputs - column if row < live else i32(0)
         put(out, at, i32(0) < left, s[0], s[1], s[4], s[5])
         put(out, at + i64(8), i32(8) < left, s[8], s[9], s[12], s[13])

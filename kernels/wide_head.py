@@ -13,15 +13,10 @@ from kernels.lang import NEG_INF, SIMULATED, cuda, device_function, f32, i32, ke
 from kernels.lang_overlap import has_warp_groups, let_next_launch_start, wait_for_launches
 from kernels.lang_storage import widen
 from kernels.lang_warp import primitive
+from kernels.wide_shape import HEIGHT
 
 if not SIMULATED:
     import kernels.wide_head_gpu as wide_head_gpu
-
-HEAD_TILE = 192
-"""Weight rows of a tile."""
-
-HEAD_THREADS = 256
-"""Of a block, on a GPU: two groups of four warps."""
 
 RING_BYTES = 0 if SIMULATED else wide_head_gpu.RING_BYTES
 """Dynamic shared memory of a block: most of what a multiprocessor has."""
@@ -70,14 +65,14 @@ def stripes_of_threads(logits, best_value, best_column, x, weight, vocab_size, n
     while stripe < stripes:
         token = i32(cuda.threadIdx.x)
         while token < live:
-            value, column, first = NEG_INF, _NONE, stripe * i32(HEAD_TILE)
+            value, column, first = NEG_INF, _NONE, stripe * i32(HEIGHT)
             while first < outputs:
-                for row in range(first, min(first + i32(HEAD_TILE), outputs)):
+                for row in range(first, min(first + i32(HEIGHT), outputs)):
                     total = product(x, token, weight, row)
                     logits[token, row] = total
                     if row < vocab_size and total > value:
                         value, column = total, i32(row)
-                first += stripes * i32(HEAD_TILE)
+                first += stripes * i32(HEIGHT)
             best_value[stripe, token], best_column[stripe, token] = value, column
             token += i32(cuda.blockDim.x)
         stripe += i32(cuda.gridDim.x)
@@ -90,7 +85,7 @@ def wide_head(logits, best_value, best_column, x, weight, vocab_size, num_rows):
     """logits[j] = x[j] @ weight.T; best_value[s, j], best_column[s, j] = the largest logit of stripe s and its lowest column, for
     the live rows.
 
-    Stripe s of S holds every S-th tile of HEAD_TILE columns from tile s on. Columns from vocab_size on (padding) and NaN are never
+    Stripe s of S holds every S-th tile of HEIGHT columns from tile s on. Columns from vocab_size on (padding) and NaN are never
     best; a stripe without a candidate says -inf.
 
     Args:
@@ -102,8 +97,8 @@ def wide_head(logits, best_value, best_column, x, weight, vocab_size, num_rows):
         vocab_size: int32.
         num_rows: int32 [1], live rows.
 
-    Launch: HEAD_THREADS threads on a GPU, any grid, S blocks at best. A block owns its stripes. Barriers are reached by all its
-    threads. Idempotent; safe under capture. Oracle: oracle_fused.project_argmax.
+    Launch: THREADS threads (kernels/wide_shape.py) on a GPU, any grid, S blocks at best. A block owns its stripes. Barriers are
+    reached by all its threads. Idempotent; safe under capture. Oracle: oracle_fused.project_argmax.
     """
     ring = cuda.shared.array(0, f32)
     values = cuda.shared.array(_CELLS, f32)

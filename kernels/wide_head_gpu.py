@@ -18,22 +18,16 @@ from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_warp import lane, quad_max
 from kernels.lang_wide import LINE, barrier_of, wait_all_but, zeros_of
 from kernels.wide_group_gpu import RING_BYTES as GROUP_RING_BYTES
-from kernels.wide_group_gpu import copy_tile, copy_tokens, place_in_slot, ring_begin
+from kernels.wide_group_gpu import SLOT, copy_tile, copy_tokens, place_in_slot, ring_begin
+from kernels.wide_shape import HEIGHT, STAGES, THREADS, WIDTH
 
 RING_BYTES = GROUP_RING_BYTES
-_HEIGHT = 192
-_WIDTH = _HEIGHT // 2
-"""Weight rows of a group."""
-
-_THREADS = 256
-_STAGES = 6
-_SLOT = (_HEIGHT + GROUP_TOKENS) * LINE
 _NONE = i32(2147483647)
 _LOWEST = i32(-2147483647)
 
-_barrier, _wait, _no_sums = barrier_of(_THREADS), wait_all_but(_STAGES - 2), zeros_of(_WIDTH // 2)
-_store_near, _store_far = store_sums(_WIDTH, 0), store_sums(_WIDTH, 1)
-_best_near, _best_far = best_of_sums(_WIDTH, 0), best_of_sums(_WIDTH, 1)
+_barrier, _wait, _no_sums = barrier_of(THREADS), wait_all_but(STAGES - 2), zeros_of(WIDTH // 2)
+_store_near, _store_far = store_sums(WIDTH, 0), store_sums(WIDTH, 1)
+_best_near, _best_far = best_of_sums(WIDTH, 0), best_of_sums(WIDTH, 1)
 
 
 @device_function
@@ -46,9 +40,9 @@ def chunks_of_stripe(weight, first, step, chunks):
 def begin_stripe(to, weight, first, step, chunks):
     """The first chunks of a stripe under way."""
     chunk, row, total = i32(0), i32(first), chunks_of_stripe(weight, first, step, chunks)
-    for stage in range(_STAGES):
+    for stage in range(STAGES):
         if i32(stage) < total:
-            copy_tile(u32(to + u32(stage * _SLOT)), weight, row, chunk)
+            copy_tile(u32(to + u32(stage * SLOT)), weight, row, chunk)
         chunk = i32(chunk + i32(1))
         if chunk == chunks:
             chunk, row = i32(0), i32(row + step)
@@ -62,7 +56,7 @@ def best_of_quad(value, column):
 
 
 def _stripes(kind: str) -> Callable[..., Any]:
-    products, sums_of = group_products(kind, _WIDTH), group_sums(_WIDTH, 0)
+    products, sums_of = group_products(kind, WIDTH), group_sums(WIDTH, 0)
 
     @device_function
     def multiply_stripe(logits, x, weight, vocab_size, token, live, first, step, chunks, start, to, values, columns):
@@ -70,18 +64,18 @@ def _stripes(kind: str) -> Callable[..., Any]:
         group to values and columns. The first weights are under way."""
         outputs, pitch = i32(weight.shape[0]), i64(i32(logits.shape[1]))
         total, chunk = chunks_of_stripe(weight, first, step, chunks), i32(0)
-        for stage in range(_STAGES):
+        for stage in range(STAGES):
             if i32(stage) < total:
-                copy_tokens(u32(to + u32(stage * _SLOT)), x, token, chunk)
+                copy_tokens(u32(to + u32(stage * SLOT)), x, token, chunk)
             commit_copies()
             chunk = i32(chunk + i32(1)) if i32(chunk + i32(1)) < chunks else i32(0)
         warp, own = i32(cuda.threadIdx.x) >> i32(5), lane()
         group = warp >> i32(2)
-        near, far = u32(start + u32(group * i32(_WIDTH * LINE))), u32(start + u32(i32(_HEIGHT * LINE)))
+        near, far = u32(start + u32(group * i32(WIDTH * LINE))), u32(start + u32(i32(HEIGHT * LINE)))
         row = i32(token + ((warp & i32(3)) << i32(4)) + (own >> i32(2)))
-        column = i32(first + group * i32(_WIDTH) + ((own & i32(3)) << i32(1)))
-        totals, turn, behind = _no_sums(), u32(0), u32((_STAGES - 1) * _SLOT)
-        chunk, done, next_chunk, next_first = i32(0), i32(0), i32(_STAGES - 1), i32(first)
+        column = i32(first + group * i32(WIDTH) + ((own & i32(3)) << i32(1)))
+        totals, turn, behind = _no_sums(), u32(0), u32((STAGES - 1) * SLOT)
+        chunk, done, next_chunk, next_first = i32(0), i32(0), i32(STAGES - 1), i32(first)
         while next_chunk >= chunks:
             next_chunk, next_first = i32(next_chunk - chunks), i32(next_first + step)
         near_value, near_column, far_value, far_column = NEG_INF, _NONE, NEG_INF, _NONE
@@ -89,7 +83,7 @@ def _stripes(kind: str) -> Callable[..., Any]:
             _wait()
             let_groups_see_copies()
             _barrier()
-            if done > i32(0) and i32(done + i32(_STAGES - 1)) < total:  # into the slot that both groups have just left
+            if done > i32(0) and i32(done + i32(STAGES - 1)) < total:  # into the slot that both groups have just left
                 copy_tile(u32(to + behind), weight, next_first, next_chunk)
                 copy_tokens(u32(to + behind), x, token, next_chunk)
             commit_copies()
@@ -98,8 +92,8 @@ def _stripes(kind: str) -> Callable[..., Any]:
                 next_chunk, next_first = i32(0), i32(next_first + step)
             totals = sums_of(products(totals, u32(far + turn), u32(near + turn)))
             behind = turn
-            turn = u32(turn + u32(_SLOT))
-            if turn == u32(_STAGES * _SLOT):
+            turn = u32(turn + u32(SLOT))
+            if turn == u32(STAGES * SLOT):
                 turn = u32(0)
             chunk, done = i32(chunk + i32(1)), i32(done + i32(1))
             if chunk == chunks:
@@ -119,17 +113,17 @@ def _stripes(kind: str) -> Callable[..., Any]:
 
     def stripes_form(logits, best_value, best_column, x, weight, vocab_size, num_rows, ring, values, columns):
         stripes = i32(best_value.shape[0])
-        chunks, step = i32((i32(weight.shape[1]) + i32(63)) >> i32(6)), i32(stripes * i32(_HEIGHT))
+        chunks, step = i32((i32(weight.shape[1]) + i32(63)) >> i32(6)), i32(stripes * i32(HEIGHT))
         start, stripe = ring_begin(ring), i32(cuda.blockIdx.x)
-        to, working = u32(start + place_in_slot()), i32(cuda.threadIdx.x) < i32(_THREADS)
+        to, working = u32(start + place_in_slot()), i32(cuda.threadIdx.x) < i32(THREADS)
         begun = working and stripe < stripes
         if begun:
-            begin_stripe(to, weight, i32(stripe * i32(_HEIGHT)), step, chunks)
+            begin_stripe(to, weight, i32(stripe * i32(HEIGHT)), step, chunks)
         wait_for_launches()
         let_next_launch_start()
         live = i32(num_rows[0])
         while stripe < stripes:
-            token, first = i32(0), i32(stripe * i32(_HEIGHT))
+            token, first = i32(0), i32(stripe * i32(HEIGHT))
             while token < live:
                 if working:
                     if not begun:

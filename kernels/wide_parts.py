@@ -10,7 +10,8 @@ from kernels.add_norm import add_norm_eights
 from kernels.lang import MAX_THREADS, cuda, f32, i32, kernel
 from kernels.lang_overlap import early_count, let_next_launch_start, wait_for_launches
 from kernels.project import ceil_div, divide
-from kernels.wide_tile import HEIGHT, RING_BYTES, WIDE_TOKENS, begin_parts, has_tiles, parts_of_threads, store_parts
+from kernels.wide_shape import HEIGHT
+from kernels.wide_tile import RING_BYTES, WIDE_TOKENS, begin_parts, has_tiles, parts_of_threads, store_parts
 
 
 @kernel(writes=("out",), max_registers=128, overlap=True, early=("weight", "num_tokens"), shared=RING_BYTES)

@@ -19,18 +19,13 @@ from kernels.lang_storage import widen
 from kernels.lang_warp import primitive
 from kernels.project import divide
 from kernels.tile import CHUNK
+from kernels.wide_shape import HEIGHT
 
 if not SIMULATED:
     import kernels.wide_group_gpu as wide_group_gpu
 
 WIDE_TOKENS = 64
 """Rows of activations that are multiplied at once."""
-
-HEIGHT = 192
-"""Weight rows of a tile, in two halves."""
-
-WIDE_WARPS = 8
-"""Warps of a block that multiply, on a GPU."""
 
 RING_BYTES = 0 if SIMULATED else wide_group_gpu.RING_BYTES
 """Dynamic shared memory of a block: most of what a multiprocessor has."""
@@ -68,7 +63,7 @@ def has_tiles(x, weight):
 @primitive(_gpu("STORE_PARTS", 5, 2))
 def store_parts(ring, out, x, token, live, weight, first, part, parts):
     """`parts_of_threads` where there are warp groups, behind `begin_parts`; nothing elsewhere. Called by all threads of a block,
-    WIDE_WARPS warps or more; behind a barrier the ring is free."""
+    WARPS warps (kernels/wide_shape.py) or more; behind a barrier the ring is free."""
 
 
 @device_function

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernels.wide_head import HEAD_TILE, wide_head
+from kernels.wide_head import wide_head
+from kernels.wide_shape import HEIGHT
 from tests.fused_cases import STORAGE, check, warps
 from tests.head_cases import check_head, head_case
 from tests.kernel_cases import Launch, live, poisoned
@@ -35,13 +36,13 @@ def test_a_stripe_is_every_so_manieth_tile(launch: Launch, storage: str) -> None
     if launch.executor == "simulator":
         pytest.skip("slow in the simulator")
     stripes, tiles = 4, 3
-    args = head_case(storage, 3, tiles * HEAD_TILE - 8, 8, 64, stripes)
+    args = head_case(storage, 3, tiles * HEIGHT - 8, 8, 64, stripes)
     args["x"] = poisoned(np.ones_like(args["x"]), 3) if storage == "float32" else args["x"]
     held = check(launch, wide_head, args, {}, storage, wide={})
     logits = held["logits"][0, : args["vocab_size"]]
     for stripe in range(tiles):
-        first = stripe * HEAD_TILE
-        assert held["best_column"][stripe, 0] == first + logits[first : first + HEAD_TILE].argmax()
-        assert held["best_value"][stripe, 0] == logits[first : first + HEAD_TILE].max()
+        first = stripe * HEIGHT
+        assert held["best_column"][stripe, 0] == first + logits[first : first + HEIGHT].argmax()
+        assert held["best_value"][stripe, 0] == logits[first : first + HEIGHT].max()
     assert held["best_value"][tiles, 0] == -np.inf
     assert held["num_rows"] == live(3)
