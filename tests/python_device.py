@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runtime.virtual_device import VirtualDevice
-from tests.fuzz_programs import PythonExecutor
+from tests.fuzz_interpreter import PythonExecutor
 
 
 def make(**options) -> VirtualDevice:

@@ -12,7 +12,9 @@ import pytest
 from runtime.device import open_device
 from runtime.mirror_errors import StagingBusyError
 from runtime.virtual_device import VirtualDevice
-from tests.fuzz_programs import GENERATORS, STREAMS, Interpreter, Program, PythonExecutor, oracle
+from tests.fuzz_interpreter import Interpreter, PythonExecutor
+from tests.fuzz_oracle import oracle
+from tests.fuzz_programs import GENERATORS, STREAMS, Program
 from tests.mirror_steps import POLICIES, Steps, expected, rows_of_outcomes
 from tests.spin import delay
 

@@ -16,7 +16,8 @@ from runtime.virtual_device import VirtualDevice
 from runtime.virtual_graph import VirtualGraph
 from runtime.virtual_queue import OperationQueue
 from runtime.virtual_stream import VirtualEvent, VirtualStream
-from tests.fuzz_programs import GENERATORS, check, differs_somewhere, oracle
+from tests.fuzz_oracle import check, differs_somewhere, oracle
+from tests.fuzz_programs import GENERATORS
 
 PROGRAMS = 300
 

@@ -14,7 +14,7 @@ import pytest
 from kernels.lang import kernel
 from runtime.race_detector import Hazard
 from runtime.virtual_device import VirtualDevice
-from tests.fuzz_programs import PythonExecutor
+from tests.fuzz_interpreter import PythonExecutor
 
 Scenario = Callable[[VirtualDevice, bool], object]
 

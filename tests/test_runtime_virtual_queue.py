@@ -9,7 +9,7 @@ import pytest
 
 from kernels.lang import kernel
 from runtime.virtual_device import VirtualDevice
-from tests.fuzz_programs import PythonExecutor
+from tests.fuzz_interpreter import PythonExecutor
 
 
 @kernel(writes=("x",))
