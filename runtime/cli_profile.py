@@ -45,7 +45,7 @@ def profile(
     """Shows where the time of a step goes: host phases, replays, gaps and kernels, with a picture.
 
     On a GPU each pass is a process of its own: one untraced, which says how long a step takes; one with a record a replay; with
-    --trace node one with a record a kernel. On a CPU there is one pass, and nothing overlaps. Exit code 1: the trace was refused.
+    --trace node one with a record a kernel, and one with a record a call of the host. On a CPU there is one pass, and nothing overlaps. Exit code 1: the trace was refused.
     """
     with exits():
         settings = settings_of(config, set_)
@@ -63,7 +63,13 @@ def profile(
         refuse_unwritable_folder(f"--out {out}", out, session.FILES)
         try:
             result = session.profile(
-                settings, prompts, Mode(trace), lambda expects: open_engine(settings, quiet, expects), steps=steps, quiet=quiet
+                settings,
+                prompts,
+                Mode(trace),
+                lambda expects: open_engine(settings, quiet, expects),
+                steps=steps,
+                calls=trace == "node",
+                quiet=quiet,
             )
             record = result.as_dict()
         except TraceRefusedError as error:

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from graphs.key import Family, GraphKey
+from runtime.profile.host_calls import HostCalls
 from runtime.profile.trace import Activity, Kind, Mode, Replay
 
 OPENING = (Family.MIXED, Family.DECODE, Family.VERIFY)
@@ -32,6 +33,10 @@ class Collector:
     def end(self, engine: Any) -> tuple[list[Activity], int]:
         """The records since `begin`, and how many more were dropped."""
         raise NotImplementedError
+
+    def host_calls(self, window: tuple[int, int], steps: int) -> HostCalls | None:
+        """After `end`: the host's calls between the launches of two replays, `steps` steps apart; None where nobody noted them."""
+        return None
 
 
 class ReplayLog:

@@ -11,6 +11,7 @@ import ctypes
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from runtime.errors import DeviceError
@@ -35,6 +36,32 @@ def missing_cupti() -> str | None:
     return _MISSING.format(error=done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}")
 
 
+def load_cupti() -> Any:
+    """The module. DeviceError: it is missing, or does not find its library."""
+    try:
+        from cupti import cupti
+    except (ImportError, RuntimeError, OSError) as error:
+        raise DeviceError(_MISSING.format(error=error)) from error
+    return cupti
+
+
+def collect(cupti: Any, kinds: Iterable[int], take: Callable[[list[Any]], None]) -> None:
+    """Let `take` have the records of these kinds, a buffer at a time. DeviceError: CUPTI refuses."""
+    try:
+        cupti.activity_register_callbacks(lambda: (BUFFER_BYTES, 0), take)
+        for kind in kinds:
+            cupti.activity_enable(kind)
+    except cupti.cuptiError as error:
+        raise DeviceError(f"CUPTI: {error}; end other profilers of this GPU (nsys, ncu), one may run at a time") from error
+
+
+def dropped_records(cupti: Any) -> int:
+    """Records that CUPTI had no room for since it was asked last."""
+    count = ctypes.c_size_t(0)
+    cupti.activity_get_num_dropped_records(0, 0, ctypes.addressof(count))
+    return count.value
+
+
 class CuptiCollector(Collector):
     """Collects graph records (Mode.GRAPH) or node records (Mode.NODE), and in both copies and kernels outside graphs.
 
@@ -44,11 +71,7 @@ class CuptiCollector(Collector):
 
     def __init__(self, mode: Mode) -> None:
         self.mode = mode
-        try:
-            from cupti import cupti
-        except (ImportError, RuntimeError, OSError) as error:
-            raise DeviceError(_MISSING.format(error=error)) from error
-        self._cupti = cupti
+        self._cupti = cupti = load_cupti()
         kinds = cupti.ActivityKind
         self._kinds = {
             int(kinds.GRAPH_TRACE): Kind.GRAPH,
@@ -58,13 +81,7 @@ class CuptiCollector(Collector):
         }
         self._records: list[tuple[Any, ...]] = []
         self._clock: list[tuple[int, int]] = []
-        try:
-            cupti.activity_register_callbacks(lambda: (BUFFER_BYTES, 0), self._take)
-            for kind in self._kinds:
-                if mode is Mode.GRAPH or kind != kinds.GRAPH_TRACE:
-                    cupti.activity_enable(kind)
-        except cupti.cuptiError as error:
-            raise DeviceError(f"CUPTI: {error}; end other profilers of this GPU (nsys, ncu), one may run at a time") from error
+        collect(cupti, [kind for kind in self._kinds if mode is Mode.GRAPH or kind != kinds.GRAPH_TRACE], self._take)
 
     def begin(self, engine: Any) -> None:
         engine.runner.device.synchronize()
@@ -76,7 +93,7 @@ class CuptiCollector(Collector):
         engine.runner.device.synchronize()
         self._clock.append(self._read_clocks())
         self._cupti.activity_flush_all(1)
-        return [self._activity(*record) for record in self._records], self._dropped()
+        return [self._activity(*record) for record in self._records], dropped_records(self._cupti)
 
     def _take(self, activities: list[Any]) -> None:
         """Called by CUPTI with the records of a full or flushed buffer, which is used again afterwards: everything is copied."""
@@ -118,8 +135,3 @@ class CuptiCollector(Collector):
             readings.append((late - early, (early + late) // 2, device))
         _, host, device = min(readings)
         return host, device
-
-    def _dropped(self) -> int:
-        count = ctypes.c_size_t(0)
-        self._cupti.activity_get_num_dropped_records(0, 0, ctypes.addressof(count))
-        return count.value

@@ -11,6 +11,7 @@ from runtime.copy_bandwidth import copy_bandwidth
 from runtime.intake import Expects
 from runtime.machine import describe
 from runtime.phase_clock import NO_PHASES, Phase, PhaseClock
+from runtime.profile.call_collector import CallCollector
 from runtime.profile.collectors import Collector, EventCollector, QueueCollector, ReplayLog
 from runtime.profile.cupti_collector import CuptiCollector
 from runtime.profile.graph_facts import bytes_read, families_of
@@ -31,6 +32,8 @@ def collector_of(mode: Mode, *, inside: bool = False) -> Collector:
         return EventCollector()
     if mode is Mode.HOST:
         return QueueCollector(inside=inside)
+    if mode is Mode.CALLS:
+        return CallCollector()
     return CuptiCollector(mode)
 
 
@@ -73,6 +76,7 @@ def run_pass(config: RunConfig, collector: Collector, workload: Workload, open_e
             bytes_read(library, window.context * _cache_bytes(engine)),
             families_of(library),
             facts,
+            collector.host_calls(window.replays, workload.steps),
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from runtime.phase_clock import Phase
 from runtime.profile.analysis import DEVICE, Analysis, Gap, histogram
 from runtime.profile.families import Share, host_shares, shares
+from runtime.profile.host_calls import HostCalls
 from runtime.profile.inner_gaps import InnerGap, inner_gaps
 from runtime.profile.trace import Mode
 
@@ -22,9 +23,10 @@ SLOWED_TOO_MUCH = 1.5
 
 @dataclass(frozen=True)
 class Profile:
-    """The passes that ran, by mode."""
+    """The passes that ran, by mode; and what the host waited for, by a pass that times nothing."""
 
     passes: Mapping[Mode, Analysis]
+    host_calls: HostCalls | None = None
 
     @property
     def truth(self) -> Analysis:
@@ -54,6 +56,8 @@ class Profile:
         if Mode.HOST in self.passes:
             record["overlap"] = "not measured: host and device are one processor here, work runs when the host waits for it"
             record["shares"] = {"step": [_share(share) for share in host_shares(truth)]}
+        if (calls := self.host_calls) is not None:
+            record["host_calls"] = {"steps": calls.steps, "waits": dict(calls.waits()), "findings": calls.findings()}
         return record | self._checks()
 
     def _pass(self, analysis: Analysis) -> dict[str, Any]:

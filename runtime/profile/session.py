@@ -16,6 +16,7 @@ from runtime.device import resolve_kind
 from runtime.errors import ConfigError, DeviceError
 from runtime.machine import ROOT
 from runtime.profile.analysis import Analysis
+from runtime.profile.checks import check_trace
 from runtime.profile.chrome_trace import chrome_trace
 from runtime.profile.cupti_collector import missing_cupti
 from runtime.profile.one_pass import Open, collector_of, run_pass
@@ -39,6 +40,7 @@ def profile(
     open_engine: Open,
     *,
     steps: int | None = None,
+    calls: bool = False,
     quiet: bool = False,
 ) -> Profile:
     """Run the passes that `trace` needs.
@@ -48,6 +50,7 @@ def profile(
         trace: Mode.GRAPH: untraced and graph pass; Mode.NODE: the node pass as well. On a CPU: replays as a whole, or node by node.
         open_engine: for a pass in this process, which needs no tracing library.
         steps: of the window; the node pass takes NODE_STEPS at most, because its records are many.
+        calls: of a GPU, another pass: which calls the host waited in, and for what.
 
     Raises:
         ConfigError, DeviceError: the workload does not fit, CUPTI is missing, a pass ended by a crash.
@@ -61,7 +64,11 @@ def profile(
     passes = {}
     for mode in PASSES[trace]:
         passes[mode] = Analysis(pass_in_child(config, mode, _workload(mode, prompts, steps or GPU_STEPS), quiet=quiet))
-    return Profile(passes)
+    if not calls:
+        return Profile(passes)
+    called = pass_in_child(config, Mode.CALLS, _workload(Mode.CALLS, prompts, steps or GPU_STEPS), quiet=quiet)
+    check_trace(called)
+    return Profile(passes, called.host_calls)
 
 
 def refuse_unprofiled(config: RunConfig) -> None:
@@ -77,8 +84,8 @@ def refuse_unprofiled(config: RunConfig) -> None:
 
 
 def _workload(mode: Mode, prompts: Sequence[Prompt], steps: int) -> Workload:
-    """The window of the node pass is the middle of the others', so that its requests are as long, and attention as dear."""
-    if mode is not Mode.NODE or steps <= NODE_STEPS:
+    """The window of a pass of many records is the middle of the others', so that requests are as long, and attention as dear."""
+    if mode not in (Mode.NODE, Mode.CALLS) or steps <= NODE_STEPS:
         return Workload(prompts, WARMUP_STEPS, steps)
     return Workload(prompts, WARMUP_STEPS + (steps - NODE_STEPS) // 2, NODE_STEPS)
 

@@ -37,7 +37,18 @@ def _lines(record: Mapping[str, Any]) -> Iterator[str]:
             yield from _inner_gap_lines(passes["node"], key)
     yield ""
     yield "host, ms a step: " + ", ".join(f"{name} {ms:.3f}" for name, ms in record["host_phases_ms"].items())
+    yield from _host_calls(record.get("host_calls"))
     yield from _verdicts(record.get("checks", {}))
+
+
+def _host_calls(calls: Mapping[str, Any] | None) -> Iterator[str]:
+    if calls is None:
+        return
+    waits = ", ".join(f"{count} {wait}" for wait, count in calls["waits"].items()) or "none"
+    verdict = "NOT AS IT SHOULD BE" if calls["findings"] else "no other call waits, and our counters say the same"
+    yield f"waits of the host in {calls['steps']} steps, by records of every call into CUDA: {waits}: {verdict}"
+    for finding in calls["findings"]:
+        yield f"  {finding}"
 
 
 def _passes(passes: Mapping[str, Any]) -> Iterator[str]:

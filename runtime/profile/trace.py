@@ -12,6 +12,7 @@ from typing import Any
 
 from runtime.errors import DraftgraphError
 from runtime.phase_clock import Phase, PhaseSpan
+from runtime.profile.host_calls import HostCalls
 
 
 class TraceRefusedError(DraftgraphError):
@@ -24,6 +25,7 @@ class Mode(str, Enum):
     EVENTS = "events"  # untraced: only events of ours, on either side of each replay
     GRAPH = "graph"  # one record a replay, nothing of what is inside it
     NODE = "node"  # one record a node; the run is slowed by it
+    CALLS = "calls"  # one record a call of the host into CUDA, and what it waited for; nothing of what the device did
     HOST = "host"  # a device without a clock of its own: work runs on the host, when somebody waits for it
 
 
@@ -84,6 +86,7 @@ class Trace:
         family_bytes: by key and kernel family: bytes that one replay has to read.
         families: operation -> family, of every kernel that a graph launches.
         facts: of the machine and the workload, for the record.
+        host_calls: of the window, by the pass that records them.
     """
 
     mode: Mode
@@ -98,6 +101,7 @@ class Trace:
     family_bytes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     families: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
+    host_calls: HostCalls | None = None
 
     @property
     def steps(self) -> int:
@@ -113,6 +117,7 @@ class Trace:
         values["activities"] = [[a.kind.value, *list(vars(a).values())[1:]] for a in self.activities]
         values["replays"] = [list(vars(replay).values()) for replay in self.replays]
         values["phases"] = [[int(span.phase), span.start, span.end, span.step] for span in self.phases]
+        values["host_calls"] = None if self.host_calls is None else self.host_calls.as_dict()
         return values
 
     @classmethod
@@ -123,4 +128,5 @@ class Trace:
         fields["replays"] = [Replay(*row) for row in values["replays"]]
         fields["phases"] = [PhaseSpan(Phase(row[0]), *row[1:]) for row in values["phases"]]
         fields["window"] = tuple(values["window"])
+        fields["host_calls"] = None if values["host_calls"] is None else HostCalls.from_dict(values["host_calls"])
         return cls(**fields)
