@@ -25,8 +25,8 @@ from runtime.profile.workload import Workload
 
 WORKLOAD = Workload([[5, 6, 7, 8, 5, 6, 7], [40, 41, 42], [9, 9]], 4, 12)
 SOUND: dict[str, dict[str, Any]] = {
-    "plain": {"speculator": {"method": "none"}},
     "ngram": {"speculator": {"method": "ngram", "num_speculative_tokens": 3}},
+    "plain": {"speculator": {"method": "none"}},
     "dflash2": {
         "speculator": {"method": "dflash", "draft_source": "random:dflash2?block=8", "num_speculative_tokens": 3},
     },
@@ -142,16 +142,20 @@ def main(file: str) -> None:
     from runtime.cli_session import open_engine
 
     collector, found = collector_of(Mode.CALLS), {}
+
+    def keep(name: str, calls: HostCalls) -> None:
+        found[name] = calls.as_dict()
+        Path(file).write_text(json.dumps(found), encoding="utf-8")
+
     for case in SOUND:
         config = config_of(case)
         with open_engine(config, True, WORKLOAD.expects(config.speculator.k)) as engine:
-            found[case] = traced(config, collector, engine)
+            keep(case, traced(config, collector, engine))
             if case == "ngram":
                 for name, (fault, _) in PLANTED.items():
                     with planted(engine.runner, fault):
-                        found[f"planted {name}"] = traced(config, collector, engine)
-                found["ngram again"] = traced(config, collector, engine)
-    Path(file).write_text(json.dumps({name: calls.as_dict() for name, calls in found.items()}), encoding="utf-8")
+                        keep(f"planted {name}", traced(config, collector, engine))
+                keep("ngram again", traced(config, collector, engine))
 
 
 if __name__ == "__main__":
