@@ -83,9 +83,10 @@ def store_head(cache, entry, kv_head, head_dim, x):
 
 
 @device_function
-def kept_heads(k, v):
+def kept_heads(k, v, cache):
     """A lane's elements of a key and its value, as kernels/rotate.py keeps them."""
-    (a, e), (b, f), (c, g), (d, h) = kept(k[0], v[0]), kept(k[1], v[1]), kept(k[2], v[2]), kept(k[3], v[3])
+    (a, e), (b, f) = kept(k[0], v[0], cache), kept(k[1], v[1], cache)
+    (c, g), (d, h) = kept(k[2], v[2], cache), kept(k[3], v[3], cache)
     return (a, b, c, d), (e, f, g, h)
 
 
@@ -133,7 +134,7 @@ def new_keys_with(pair: Any, layout: Layout) -> Any:
                     entry = early_int(slot_mapping, i64(i32(token + key - before)))
             x, v = head_of(qkv, i32(start + key_at), head_dim), head_of(qkv, i32(start + value_at), head_dim)
             angles = head_of(table, i32(key * head_dim), head_dim)
-            k, v = kept_heads(turned(x, scale_of(x, k_gain, head_dim, eps), k_gain, gains, angles), v)
+            k, v = kept_heads(turned(x, scale_of(x, k_gain, head_dim, eps), k_gain, gains, angles), v, v_cache)
             k, w = words(k), words(v)
             at, row = tile_at(base, tile, key), i32(key & i32(_KEYS - 1))
             put_key(at, row, head_dim, k)

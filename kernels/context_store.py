@@ -67,8 +67,8 @@ def store_context(
                     sine = rope_table[position, half + i]
                     first = context_kv[row, key + i] * scale * k_norms[layer, i]
                     second = context_kv[row, key + half + i] * scale * k_norms[layer, half + i]
-                    near, near_value = kept(first * cosine - second * sine, context_kv[row, value + i])
-                    far, far_value = kept(second * cosine + first * sine, context_kv[row, value + half + i])
+                    near, near_value = kept(first * cosine - second * sine, context_kv[row, value + i], cache)
+                    far, far_value = kept(second * cosine + first * sine, context_kv[row, value + half + i], cache)
                     cache[layer, 0, block, offset, head, i] = narrow(near, cache)
                     cache[layer, 0, block, offset, head, half + i] = narrow(far, cache)
                     cache[layer, 1, block, offset, head, i] = narrow(near_value, cache)

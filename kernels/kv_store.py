@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from kernels.lang import cuda, kernel, u64
 from kernels.lang_storage import narrow, widen
+from kernels.rotate import kept
 
 
 @kernel(writes=("k_cache", "v_cache"))
 def store_kv(k_cache, v_cache, qkv, slot_mapping, num_heads, num_tokens):
-    """Cache entry slot_mapping[t] = k and v of token t, for the live tokens; a negative entry stores nothing.
+    """Cache entry slot_mapping[t] = k and v of token t (`kept` of kernels/rotate.py), for the live tokens; -1 stores nothing.
 
     Args:
         k_cache, v_cache: [blocks, block_size, num_kv_heads, hd], any storage type.
@@ -31,5 +32,6 @@ def store_kv(k_cache, v_cache, qkv, slot_mapping, num_heads, num_tokens):
                 key = (num_heads + head) * head_dim
                 value = (num_heads + num_kv_heads + head) * head_dim
                 for i in range(cuda.threadIdx.x, head_dim, cuda.blockDim.x):
-                    k_cache[block, offset, head, i] = narrow(widen(qkv[row, u64(key + i)]), k_cache)
-                    v_cache[block, offset, head, i] = narrow(widen(qkv[row, u64(value + i)]), v_cache)
+                    held, number = kept(widen(qkv[row, u64(key + i)]), widen(qkv[row, u64(value + i)]), v_cache)
+                    k_cache[block, offset, head, i] = narrow(held, k_cache)
+                    v_cache[block, offset, head, i] = narrow(number, v_cache)

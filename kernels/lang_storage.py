@@ -129,3 +129,25 @@ narrow = by_dtype(
     },
     """narrow(value, array): the float32 `value` as an element of `array`, rounded to nearest even; too large is infinity.""",
 )
+
+
+def _largest_of(bits: int) -> Callable[..., Any]:
+    limit = np.uint32(bits).view(np.float32)
+
+    def largest_held(array):
+        return limit
+
+    return largest_held
+
+
+largest = by_dtype(
+    "largest",
+    0,
+    {
+        "float32": _largest_of(0x7F7FFFFF),
+        "float16": _largest_of(0x477FEFFF),
+        "uint16": _largest_of(0x7F7F7FFF),
+        "int16": _largest_of(0x477FEFFF),
+    },
+    """largest(array): the largest float32 that `narrow` does not make infinite: 65519.996 of float16, whose own is 65504.""",
+)

@@ -23,11 +23,13 @@ def attend_step(
     scale: float,
     stored: int,
     num_requests: Integers,
+    limit: float = np.inf,
 ) -> tuple[Floats, Floats, Floats]:
-    """(out, k_cache, v_cache) afterwards."""
+    """(out, k_cache, v_cache) afterwards; `limit` as in oracle_forward.store_kv."""
     num_tokens = query_start_loc[num_requests]
     query = np.zeros((len(qkv), num_heads * k_cache.shape[3]))
-    query, keys, values = rotate_store(query, k_cache, v_cache, qkv, table, positions, slot_mapping, num_heads, num_tokens)
+    tokens = (qkv, table, positions, slot_mapping, num_heads, num_tokens)
+    query, keys, values = rotate_store(query, k_cache, v_cache, *tokens, limit)
     where = (block_tables, positions, idx_mapping, query_start_loc, num_heads, scale, num_requests)
     return attend(out, query, keys, values, *where), keys, values
 
@@ -50,8 +52,9 @@ def norm_attend_step(
     scale: float,
     stored: int,
     num_requests: Integers,
+    limit: float = np.inf,
 ) -> tuple[Floats, Floats, Floats]:
-    """(out, k_cache, v_cache) afterwards."""
+    """(out, k_cache, v_cache) afterwards; `limit` as in oracle_forward.store_kv."""
     normed = head_norm(qkv, q_gain, k_gain, num_heads, k_cache.shape[2], eps, query_start_loc[num_requests])
     where = (block_tables, positions, slot_mapping, idx_mapping, query_start_loc, num_heads, scale, stored, num_requests)
-    return attend_step(out, k_cache, v_cache, normed, table, *where)
+    return attend_step(out, k_cache, v_cache, normed, table, *where, limit)

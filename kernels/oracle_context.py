@@ -58,7 +58,9 @@ def store_context(
     finished: Integers,
     eps: float,
     num_tokens: Integers,
+    limit: float = np.inf,
 ) -> Floats:
+    """`cache` afterwards; `limit` as in oracle_forward.store_kv."""
     result = cache.copy()
     layers, _, blocks, block_size, kv_heads, head_dim = cache.shape
     flat = result.reshape(layers, 2, blocks * block_size, kv_heads, head_dim)
@@ -72,7 +74,7 @@ def store_context(
         keys = both[:, 0] / np.sqrt((both[:, 0] ** 2).mean(-1, keepdims=True) + eps) * k_norms[:, None, :]
         first, second = np.split(keys, 2, axis=-1)
         c, s = cos[positions[row]], sin[positions[row]]
-        bad = ~np.isfinite(both[:, 1])
+        bad = ~(abs(both[:, 1]) < limit)
         flat[:, 0, cell] = np.where(bad, np.nan, np.concatenate([first * c - second * s, second * c + first * s], axis=-1))
         flat[:, 1, cell] = np.where(bad, 0, both[:, 1])
     return result

@@ -76,17 +76,27 @@ def rope(qkv: Floats, table: Floats, positions: Integers, num_heads: int, num_kv
 
 
 def store_kv(
-    k_cache: Floats, v_cache: Floats, qkv: Floats, slot_mapping: Integers, num_heads: int, num_tokens: Integers
+    k_cache: Floats,
+    v_cache: Floats,
+    qkv: Floats,
+    slot_mapping: Integers,
+    num_heads: int,
+    num_tokens: Integers,
+    limit: float = np.inf,
 ) -> tuple[Floats, Floats]:
-    """(k_cache, v_cache) afterwards."""
+    """(k_cache, v_cache) afterwards. A value of `limit` or more, the first that the cache's type takes for infinity, or one that is
+    NaN, is stored as 0, and its dim of the key as NaN."""
     block_size, num_kv_heads, head_dim = k_cache.shape[1:]
     heads = _heads(qkv, head_dim)
     keys, values = k_cache.copy(), v_cache.copy()
     for token in range(num_tokens[0]):
         entry = slot_mapping[token]
         if entry >= 0:
-            keys[entry // block_size, entry % block_size] = heads[token, num_heads : num_heads + num_kv_heads]
-            values[entry // block_size, entry % block_size] = heads[token, num_heads + num_kv_heads :]
+            cell = entry // block_size, entry % block_size
+            value = heads[token, num_heads + num_kv_heads :]
+            held = abs(value) < limit
+            keys[cell] = np.where(held, heads[token, num_heads : num_heads + num_kv_heads], np.nan)
+            values[cell] = np.where(held, value, 0)
     return keys, values
 
 

@@ -184,13 +184,11 @@ def rotate_store(
     slot_mapping: Integers,
     num_heads: int,
     num_tokens: Integers,
+    limit: float = np.inf,
 ) -> tuple[Floats, Floats, Floats]:
-    """(query, k_cache, v_cache) afterwards: a value that is not finite is stored as 0, and its dim of the key as NaN."""
+    """(query, k_cache, v_cache) afterwards; `limit` as in oracle_forward.store_kv."""
     turned = rope(qkv, table, positions, num_heads, k_cache.shape[2], num_tokens)
-    size, row = k_cache.shape[2] * k_cache.shape[3], turned.copy()
-    bad = ~np.isfinite(row[:, -size:])
-    row[:, -2 * size : -size][bad], row[:, -size:][bad] = np.nan, 0
-    keys, values = store_kv(k_cache, v_cache, row, slot_mapping, num_heads, num_tokens)
+    keys, values = store_kv(k_cache, v_cache, turned, slot_mapping, num_heads, num_tokens, limit)
     return _live(query, num_tokens, turned[:, : query.shape[1]]), keys, values
 
 
@@ -207,10 +205,11 @@ def norm_rotate_store(
     num_heads: int,
     eps: float,
     num_tokens: Integers,
+    limit: float = np.inf,
 ) -> tuple[Floats, Floats, Floats]:
     """(query, k_cache, v_cache) afterwards."""
     normed = head_norm(qkv, q_gain, k_gain, num_heads, k_cache.shape[2], eps, num_tokens)
-    return rotate_store(query, k_cache, v_cache, normed, table, positions, slot_mapping, num_heads, num_tokens)
+    return rotate_store(query, k_cache, v_cache, normed, table, positions, slot_mapping, num_heads, num_tokens, limit)
 
 
 def attend(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from kernels.lang import cuda, device_function, f32, i32, kernel
 from kernels.lang_fast import inverse_root
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
-from kernels.lang_storage import narrow, widen
+from kernels.lang_storage import largest, narrow, widen
 from kernels.lang_warp import lane, warp_size, warp_sum
 from kernels.project import divide
 
-_LARGEST, _NAN = f32(3.4028234663852886e38), f32(float("nan"))
+_NAN = f32(float("nan"))
 
 
 @device_function
@@ -23,13 +23,14 @@ def rotate_head(qkv, table, row, start, position, i, half, scale, gain):
 
 
 @device_function
-def kept(key, value):
-    """One dim of a key and of its value as a cache keeps them: where the value is not finite it is 0, and the key is NaN.
+def kept(key, value, cache):
+    """One dim of a key and of its value as a cache keeps them: where the value is NaN, or infinite in the type of the cache, it is
+    0, and the key is NaN.
 
     So whoever sees the key yields NaN, and nobody else: tensor cores weigh the values of keys that a row does not see by 0, which
     NaN would outlive.
     """
-    if abs(value) <= _LARGEST:
+    if abs(value) <= largest(cache):
         return key, value
     return _NAN, f32(0.0)
 
@@ -64,8 +65,8 @@ def store_heads(
             scale = head_scale(qkv, k_gain, row, start, head_dim, eps)
             for i in range(lane(), half, warp_size()):
                 first, second = rotate_head(qkv, table, row, start, positions[row], i, half, scale, k_gain)
-                first, near = kept(first, widen(qkv[row, value + i]))
-                second, far = kept(second, widen(qkv[row, value + half + i]))
+                first, near = kept(first, widen(qkv[row, value + i]), v_cache)
+                second, far = kept(second, widen(qkv[row, value + half + i]), v_cache)
                 k_cache[block, offset, kv_head, i] = narrow(first, k_cache)
                 k_cache[block, offset, kv_head, half + i] = narrow(second, k_cache)
                 v_cache[block, offset, kv_head, i] = narrow(near, v_cache)
@@ -101,13 +102,13 @@ def rotate_rows(query, k_cache, v_cache, qkv, q_gain, k_gain, table, positions, 
                     value = start + num_kv_heads * head_dim
                     for i in range(lane(), half, warp_size()):
                         first, second = rotate_head(qkv, table, row, start, position, i, half, scale, k_gain)
-                        first = kept(first, widen(qkv[row, value + i]))[0]
-                        second = kept(second, widen(qkv[row, value + half + i]))[0]
+                        first = kept(first, widen(qkv[row, value + i]), v_cache)[0]
+                        second = kept(second, widen(qkv[row, value + half + i]), v_cache)[0]
                         k_cache[block, offset, head - num_heads, i] = narrow(first, k_cache)
                         k_cache[block, offset, head - num_heads, half + i] = narrow(second, k_cache)
             elif entry >= 0:
                 for i in range(lane(), head_dim, warp_size()):
-                    value_of_i = kept(f32(0.0), widen(qkv[row, start + i]))[1]
+                    value_of_i = kept(f32(0.0), widen(qkv[row, start + i]), v_cache)[1]
                     v_cache[block, offset, head - num_heads - num_kv_heads, i] = narrow(value_of_i, v_cache)
             head += i32(cuda.gridDim.y * warps)
         row += i32(cuda.gridDim.x)

@@ -30,18 +30,18 @@ def less(a, b):
 
 
 @device_function
-def kept_keys(k, v):
+def kept_keys(k, v, cache):
     """Eight dims of a key as kernels/rotate.py keeps them, by those of its value."""
-    a, b, c, d = kept(k[0], v[0])[0], kept(k[1], v[1])[0], kept(k[2], v[2])[0], kept(k[3], v[3])[0]
-    e, f, g, h = kept(k[4], v[4])[0], kept(k[5], v[5])[0], kept(k[6], v[6])[0], kept(k[7], v[7])[0]
+    a, b, c, d = kept(k[0], v[0], cache)[0], kept(k[1], v[1], cache)[0], kept(k[2], v[2], cache)[0], kept(k[3], v[3], cache)[0]
+    e, f, g, h = kept(k[4], v[4], cache)[0], kept(k[5], v[5], cache)[0], kept(k[6], v[6], cache)[0], kept(k[7], v[7], cache)[0]
     return a, b, c, d, e, f, g, h
 
 
 @device_function
-def kept_values(v):
+def kept_values(v, cache):
     """Eight dims of a value, as kernels/rotate.py keeps them."""
-    a, b, c, d = kept(v[0], v[0])[1], kept(v[1], v[1])[1], kept(v[2], v[2])[1], kept(v[3], v[3])[1]
-    e, f, g, h = kept(v[4], v[4])[1], kept(v[5], v[5])[1], kept(v[6], v[6])[1], kept(v[7], v[7])[1]
+    a, b, c, d = kept(v[0], v[0], cache)[1], kept(v[1], v[1], cache)[1], kept(v[2], v[2], cache)[1], kept(v[3], v[3], cache)[1]
+    e, f, g, h = kept(v[4], v[4], cache)[1], kept(v[5], v[5], cache)[1], kept(v[6], v[6], cache)[1], kept(v[7], v[7], cache)[1]
     return a, b, c, d, e, f, g, h
 
 
@@ -94,15 +94,15 @@ def _rotate(pair: Any) -> Callable[..., Any]:
                 kv_head, cell = i32(head - num_heads), i64(entry) * i64(i32(kv_heads * head_dim))
                 if kv_head < kv_heads:
                     value = i32(start + kv_heads * head_dim)
-                    near = kept_keys(near, read_eight(qkv, row, value))
-                    far = kept_keys(far, read_eight(qkv, row, i32(value + half)))
+                    near = kept_keys(near, read_eight(qkv, row, value), v_cache)
+                    far = kept_keys(far, read_eight(qkv, row, i32(value + half)), v_cache)
                     at = cell + i64(i32(kv_head * head_dim + column))
                     put_eight(k_cache, at, near)
                     put_eight(k_cache, at + i64(half), far)
                 else:
                     at = cell + i64(i32((kv_head - kv_heads) * head_dim + column))
-                    put_eight(v_cache, at, kept_values(near))
-                    put_eight(v_cache, at + i64(half), kept_values(far))
+                    put_eight(v_cache, at, kept_values(near, v_cache))
+                    put_eight(v_cache, at + i64(half), kept_values(far, v_cache))
             first_of_warp = i32(first_of_warp + i32(u32(threads) // u32(lanes)))
             unit = i32(unit + i32(u32(threads) // u32(lanes)))
 

@@ -12,6 +12,9 @@ STORAGES = ("float32", "float16", "bfloat16")
 TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
 """Two units in the last place of each, about."""
 
+LIMIT = {"float32": float("inf"), "float16": 65520.0, "bfloat16": 2.0**128 - 2.0**119}
+"""The smallest number that each rounds to infinity: half a unit above its largest."""
+
 
 def dtype_of(storage: str) -> np.dtype[Any]:
     """What an array of this storage type is in NumPy: bfloat16 is its bits."""

@@ -10,7 +10,7 @@ import pytest
 from kernels import oracle_attend
 from tests.emulated_module import gpu_module
 from tests.kernel_cases import floats
-from tests.storage_cases import stored, widened
+from tests.storage_cases import LIMIT, stored, widened
 from tests.warp_emulator import Warp
 
 NUMPY = {"bfloat16": "uint16", "float16": "float16"}
@@ -116,7 +116,16 @@ def test_both_layouts_yield_the_same(head_dim: int, block_size: int, before: int
         np.testing.assert_allclose(few, other, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize(("storage", "value", "form"), [("bfloat16", np.nan, "STEP"), ("float16", np.inf, "FEW")])
+@pytest.mark.parametrize(
+    ("storage", "value", "form"),
+    [
+        ("bfloat16", np.nan, "STEP"),
+        ("float16", np.inf, "FEW"),
+        ("float16", 7e4, "STEP"),
+        ("float16", -1e30, "FEW"),
+        ("bfloat16", LIMIT["bfloat16"], "STEP"),
+    ],
+)
 def test_a_draft_without_a_number_spoils_no_row_before_it(storage: str, value: float, form: str) -> None:
     """Its value is in the tile of the rows before it, which weigh it by 0: NaN would outlive that."""
     found = []

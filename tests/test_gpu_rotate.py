@@ -11,7 +11,7 @@ from kernels import lang_eight
 from kernels import oracle_fused as oracle
 from tests.emulated_module import gpu_module
 from tests.kernel_cases import floats, live, poisoned
-from tests.storage_cases import stored, widened
+from tests.storage_cases import LIMIT, stored, widened
 from tests.warp_emulator import Warp
 
 NUMPY = {"bfloat16": "uint16", "float16": "float16"}
@@ -39,11 +39,12 @@ def test_rotation_and_store(storage: str, normed: bool, head_dim: int, num_heads
         "eps": np.float32(1e-5),
         "num_tokens": live(tokens - 1),
     }
-    args["qkv"][2, -2:], args["qkv"][0, -head_dim // 2] = (np.nan, -np.inf), np.inf
+    args["qkv"][2, -2:], args["qkv"][0, -head_dim // 2] = (np.nan, -np.inf), LIMIT[storage]
     wide: dict[str, Any] = {name: widened(arg) if name in {"query", "k_cache", "v_cache"} else arg for name, arg in args.items()}
     wide["positions"] = np.maximum(wide["positions"], 0)
     kernel = oracle.norm_rotate_store if normed else oracle.rotate_store
-    expected = kernel(**{name: arg for name, arg in wide.items() if normed or name not in {"q_gain", "k_gain", "eps"}})
+    wide = {name: arg for name, arg in wide.items() if normed or name not in {"q_gain", "k_gain", "eps"}}
+    expected = kernel(**wide, limit=LIMIT[storage])
     warp = Warp(2, 2)
     parts = {"lang_eight": lang_eight}
     parts["behind_product"] = gpu_module("behind_product", warp, **parts)

@@ -13,9 +13,16 @@ from kernels.attend_step import attend_step, norm_attend_step
 from kernels.lang import Kernel
 from tests.fused_cases import EPS, STORAGE, TABLES, attend_case, check, warps, wide_args
 from tests.kernel_cases import Launch, floats, poisoned
-from tests.storage_cases import stored
+from tests.storage_cases import LIMIT, stored
 
 STEPS = pytest.mark.parametrize("kernel", [attend_step, norm_attend_step, attend_few, norm_attend_few], ids=lambda k: k.name)
+
+
+def expected_of(kernel: Kernel, wide: dict[str, Any], storage: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(out, k_cache, v_cache) afterwards, by the oracle: both families of kernels have the same."""
+    oracle = getattr(oracle_attend, kernel.name.replace("few", "step"))
+    out, keys, values = oracle(**{name: wide[name] for name in kernel.params}, limit=LIMIT[storage])
+    return out, keys, values
 
 
 def step_case(
@@ -52,7 +59,7 @@ def step_case(
         cache.reshape(-1, num_kv_heads, head_dim)[slots[:rows]] = stored(np.full(1, np.nan, np.float32), storage)[0]
     if stored_before:
         wide = wide_args(args)
-        _, keys, values = getattr(oracle_attend, kernel.name.replace("few", "step"))(**{name: wide[name] for name in kernel.params})
+        _, keys, values = expected_of(kernel, wide, storage)
         args["k_cache"], args["v_cache"] = stored(keys.astype(np.float32), storage), stored(values.astype(np.float32), storage)
     return args
 
@@ -61,7 +68,7 @@ def check_step(launch: Launch, kernel: Kernel, args: dict[str, Any], storage: st
     wide = wide_args(args)
     wide["positions"] = np.maximum(wide["positions"], 0)
     wide["out"] = wide["out"].astype(np.float64)
-    expected = getattr(oracle_attend, kernel.name.replace("few", "step"))(**{name: wide[name] for name in kernel.params})
+    expected = expected_of(kernel, wide, storage)
     check(launch, kernel, args, dict(zip(("out", "k_cache", "v_cache"), expected, strict=True)), storage)
 
 
@@ -109,16 +116,18 @@ def test_attend_step_over_many_tiles(
 @warps(((2, 2, 2), 4))
 @STORAGE
 @pytest.mark.parametrize("stored_before", [False, True], ids=["from-qkv", "from-cache"])
-@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("value", [np.nan, np.inf, None], ids=["nan", "inf", "too-large"])
 def test_a_draft_without_a_number_is_nobodys_who_does_not_see_it(
-    launch: Launch, kernel: Kernel, storage: str, stored_before: bool, value: float
+    launch: Launch, kernel: Kernel, storage: str, stored_before: bool, value: float | None
 ) -> None:
-    """The last of three rows of a request has such a value, and is about to be rejected; the rows before it are not."""
+    """The last of three rows of a request has such a value, and is about to be rejected; the rows before it are not. None: one
+    that only its storage type takes for infinity."""
     if launch.executor == "simulator" and (storage == "float32" or value == np.inf):
         pytest.skip("seconds each in the simulator: bfloat16 stands for all")
     head_dim = 64 if launch.executor == "cuda" else 4
     case = attend_case(storage, 4, 2, head_dim, 16, [0, 3, 4], [11, 9])
-    check_step(launch, kernel, step_case(kernel, case, storage, stored_before=stored_before, bad=(2, value)), storage)
+    bad = (2, LIMIT[storage] if value is None else value)
+    check_step(launch, kernel, step_case(kernel, case, storage, stored_before=stored_before, bad=bad), storage)
 
 
 @STEPS

@@ -14,7 +14,7 @@ from kernels.rotate import norm_rotate_store, rotate_store
 from kernels.rotate_many import norm_rotate_many, rotate_many
 from tests.fused_cases import EPS, STORAGE, TABLES, attend_case, check, out_of, warps, wide_args
 from tests.kernel_cases import Launch, floats, live, poisoned
-from tests.storage_cases import stored, widened
+from tests.storage_cases import LIMIT, stored, widened
 
 
 @pytest.mark.parametrize("kernel", [rotate_store, norm_rotate_store, rotate_many, norm_rotate_many], ids=lambda k: k.name)
@@ -35,12 +35,12 @@ def test_rotate_store(launch: Launch, kernel: Kernel, storage: str, num_heads: i
         "num_heads": num_heads,
         "num_tokens": live(4),
     }
-    args["qkv"][2, -2:], args["qkv"][0, -head_dim // 2] = (np.nan, -np.inf), np.inf
+    args["qkv"][2, -2:], args["qkv"][0, -head_dim // 2] = (np.nan, -np.inf), LIMIT[storage]
     if kernel in (norm_rotate_store, norm_rotate_many):
         args |= {"q_gain": floats(40, head_dim), "k_gain": floats(41, head_dim), "eps": EPS}
     wide = wide_args(args)
     wide["positions"] = np.maximum(wide["positions"], 0)
-    query, keys, values = (oracle.norm_rotate_store if "eps" in args else oracle.rotate_store)(**wide)
+    query, keys, values = (oracle.norm_rotate_store if "eps" in args else oracle.rotate_store)(**wide, limit=LIMIT[storage])
     check(launch, kernel, args, {"query": query, "k_cache": keys, "v_cache": values}, storage)
 
 

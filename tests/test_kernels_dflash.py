@@ -20,7 +20,7 @@ from tests.block_cases import EPS, rope_table
 from tests.fused_cases import check as check_stored
 from tests.fused_cases import out_of, warps, wide_args
 from tests.kernel_cases import Launch, floats, guarded, ints, launches, live, poisoned, untouched
-from tests.storage_cases import STORAGES, stored
+from tests.storage_cases import LIMIT, STORAGES, stored
 
 CAPACITY = 5
 ROW_LAUNCHES = launches((1, 1), (2, 3), (7, 4), (1, 32))
@@ -85,8 +85,9 @@ def test_store_context(
         "eps": EPS,
         "num_tokens": live(count),
     }
-    args["context_kv"][[0, 2], -head_dim:] = [[np.nan], [np.inf]]
-    check_stored(launch, store_context, args, {"cache": oracle_context.store_context(**wide_args(args))}, storage)
+    args["context_kv"][[0, 2], -head_dim:] = [[np.nan], [LIMIT[storage]]]
+    cache = oracle_context.store_context(**wide_args(args), limit=LIMIT[storage])
+    check_stored(launch, store_context, args, {"cache": cache}, storage)
 
 
 def run_block_inputs(launch: Launch, rows: int, queries: int, count: int, **slots: np.ndarray) -> dict:

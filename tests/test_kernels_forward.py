@@ -16,6 +16,7 @@ from kernels.rmsnorm import add_rms_norm, rms_norm
 from kernels.rope import rope
 from kernels.swiglu import swiglu
 from tests.kernel_cases import Launch, floats, guarded, ints, launches, live, poisoned, untouched
+from tests.storage_cases import LIMIT, STORAGES, stored, widened
 
 CAPACITY = 5
 ROWS = pytest.mark.parametrize("count", [0, 1, 3, CAPACITY])
@@ -158,6 +159,25 @@ def test_store_kv(launch: Launch, count: int, block_size: int, num_heads: int, n
     }
     k_cache, v_cache = oracle.store_kv(**args)
     launch.check(store_kv, args, {"k_cache": k_cache, "v_cache": v_cache}, rtol=0, atol=0)
+@HEAD_LAUNCHES
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_value_that_a_cache_cannot_hold_is_0_with_nan_in_its_key(launch: Launch, storage: str) -> None:
+    """Values at both sides of the first that the cache's type takes for infinity; what a key is decides nothing."""
+    limit = np.float32(LIMIT[storage])
+    largest = np.nextafter(limit, np.float32(0))
+    keys = np.array([[3, 5, -np.inf, 7, 8, 9], [1, np.nan, 2, 3, 4, 5]], np.float32)
+    values = np.array([[0, largest, -largest, limit, np.inf, np.nan], [-limit, 1.5, -1e-3, -np.inf, 2, 3]], np.float32)
+    caches = [stored(floats(seed, 1, 3, 1, 6), storage) for seed in (14, 15)]
+    qkv = np.hstack([keys, keys, values])
+    expected = oracle.store_kv(widened(caches[0]), widened(caches[1]), qkv, ints(2, 0), 1, live(2), float(limit))
+    launch.run(store_kv, *caches, qkv, ints(2, 0), 1, live(2))
+    for found, wanted in zip(caches, expected, strict=True):
+        np.testing.assert_array_equal(widened(found), widened(stored(wanted, storage)))
+    lost = np.array([[0, 0, 0, 1, 1, 1], [1, 0, 0, 1, 0, 0]], bool)
+    np.testing.assert_array_equal(widened(caches[0])[0, [2, 0], 0], np.where(lost, np.nan, keys))
+    np.testing.assert_array_equal(widened(caches[1])[0, [2, 0], 0][lost], 0)
+
+
 # Slots with different tables, ids scattered over the cache, -1 behind the last block; four queries of two slots plus a pad.
 TABLES = np.array([[7, 2, 9, -1], [-1, -1, -1, -1], [0, 8, 3, 5]], np.int32)
 
