@@ -27,11 +27,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def collected(stats: dict[str, Any]) -> dict[str, Any]:
-    """pytest's statistics as {"files": {name: {outcome: count, "seconds": s}}, "figures": {...}, "failures": [node ids]}."""
+    """pytest's statistics as {"files": {name: {outcome: count, "seconds": s}}, "figures": {...}, "failures": [node ids],
+    "skips": {reason: count}}."""
     files: defaultdict[str, Counter[str]] = defaultdict(Counter)
     seconds: defaultdict[str, float] = defaultdict(float)
     figures: dict[str, Any] = {}
-    failures = []
+    failures, skips = [], Counter[str]()
     for outcome in OUTCOMES:
         for report in stats.get(outcome, []):
             name = report.nodeid.partition("::")[0]
@@ -40,18 +41,36 @@ def collected(stats: dict[str, Any]) -> dict[str, Any]:
             figures.update(getattr(report, "user_properties", []))
             if outcome in ("failed", "error"):
                 failures.append(report.nodeid)
+            if outcome == "skipped":
+                skips[reason_of(report)] += 1
     counts: dict[str, Any] = {name: {**count, "seconds": round(seconds[name], 1)} for name, count in sorted(files.items())}
-    return {"files": counts, "figures": figures, "failures": failures}
+    return {"files": counts, "figures": figures, "failures": failures, "skips": dict(skips)}
+
+
+def reason_of(report: Any) -> str:
+    """Why a test was skipped, as it says; an expected failure says it elsewhere."""
+    where = report.longrepr
+    text = str(where[2]) if isinstance(where, tuple) else getattr(report, "wasxfail", "") or "no reason given"
+    return text.removeprefix("Skipped: ")
 
 
 def merged(reports: list[dict[str, Any]]) -> dict[str, Any]:
     """Reports of several processes as one; no file is in two of them."""
-    whole: dict[str, Any] = {"files": {}, "figures": {}, "failures": []}
+    whole: dict[str, Any] = {"files": {}, "figures": {}, "failures": [], "skips": Counter()}
     for report in reports:
         whole["files"] |= report["files"]
         whole["figures"] |= report["figures"]
         whole["failures"] += report["failures"]
+        whole["skips"].update(report["skips"])
     return whole
+
+
+def totals(report: dict[str, Any]) -> str:
+    """Passed, failed, skipped, and why skipped, the most frequent reason first."""
+    passed = sum(count.get("passed", 0) for count in report["files"].values())
+    skips = Counter(report["skips"])
+    reasons = "; ".join(f"{count} {reason}" for reason, count in skips.most_common())
+    return f"{passed} passed, {len(report['failures'])} failed, {skips.total()} skipped" + (f" ({reasons})" if reasons else "")
 
 
 def table(report: dict[str, Any]) -> list[str]:
