@@ -12,7 +12,7 @@ from runtime.blueprint import Blueprint, draw_up
 from runtime.checkpoint.weights import STORAGE
 from runtime.config import ConfigSource, RunConfig, load_config
 from runtime.console import ProgressBars, silent_bar
-from runtime.device import Device, open_device
+from runtime.device import Device, open_device, refuse_absent_gpu
 from runtime.draft_calibration import adapt, draft_lengths
 from runtime.draft_lengths import RangedLengths
 from runtime.engine import Engine
@@ -49,6 +49,8 @@ def assemble(
 ) -> Engine:
     """Build the engine of a configuration. See `Engine.from_config` for arguments and errors."""
     config, bars = load_config(source, **overrides), progress or silent_bar
+    if on_device is None:
+        refuse_absent_gpu(config.device)  # before a model is fetched
     plan = draw_up(config, bars)
     if expects is not None:
         expects(plan.intake)

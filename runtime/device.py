@@ -141,6 +141,12 @@ def resolve_kind(kind: DeviceKind) -> tuple[Literal["cpu", "simulator", "cuda"],
     return ("cuda", "a GPU and CuPy were found") if missing is None else ("cpu", missing)
 
 
+def refuse_absent_gpu(kind: DeviceKind) -> None:
+    """DeviceError: a GPU is asked for, and none can be opened here: why, and what to do."""
+    if kind == "cuda" and (missing := cuda_unavailable()) is not None:
+        raise DeviceError(f"device = cuda: {missing}; or set device = cpu")
+
+
 def open_device(
     kind: DeviceKind = "auto",
     *,
@@ -171,9 +177,7 @@ def open_device(
             raise DeviceError(str(error)) from error
         return VirtualDevice(executor, schedule=schedule, seed=seed, detect=detect, poison=poison)
     if resolved == "cuda":
-        missing = cuda_unavailable()
-        if missing is not None:
-            raise DeviceError(f"device = cuda: {missing}; or set device = cpu")
+        refuse_absent_gpu(kind)
         from runtime.cuda_device import CudaDevice  # imports CuPy, which most machines lack
 
         return CudaDevice(poison=poison, overlap=overlap)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import runtime.cuda_probe
+import runtime.device
+from runtime.cli import app
 from runtime.cuda_probe import GpuFacts, cuda_unavailable, cuda_version
 from runtime.device import open_device, resolve_kind
 from runtime.errors import DeviceError
@@ -94,3 +98,16 @@ def test_facts_as_text() -> None:
     facts = GpuFacts("NVIDIA H200", (9, 0), 2**37, 132, "580.159.04", 13000, 13010)
     assert str(facts) == "NVIDIA H200, compute capability 9.0, 128.0 GiB, driver 580.159.04 (CUDA 13.0), CUDA runtime 13.1"
     assert cuda_version(12090) == "12.9"
+
+
+@pytest.mark.parametrize("command", ["run", "profile", "info", "bench"])
+def test_a_gpu_that_is_asked_for_and_absent_is_told_before_anything_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
+) -> None:
+    """Before a model is looked for, and before a library that traces GPUs is."""
+    monkeypatch.setattr(runtime.device, "cuda_unavailable", lambda: "CuPy finds no GPU; check CUDA_VISIBLE_DEVICES")
+    config = tmp_path / "run.yaml"
+    config.write_text("model: {source: nowhere}\nrun: {prompts: [hello]}\n")
+    result = CliRunner().invoke(app, [command, str(config), "--set", "device=cuda", "-q"])
+    assert result.exit_code == 2
+    assert result.stderr == "error: device = cuda: CuPy finds no GPU; check CUDA_VISIBLE_DEVICES; or set device = cpu\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.config import RunConfig
-from runtime.device import resolve_kind
+from runtime.device import refuse_absent_gpu, resolve_kind
 from runtime.errors import ConfigError, DeviceError
 from runtime.machine import ROOT
 from runtime.profile.analysis import Analysis
@@ -75,8 +75,9 @@ def refuse_unprofiled(config: RunConfig) -> None:
     """What a later pass lacks is told before the first, which takes as long as a model takes to load.
 
     Raises:
-        ConfigError: nothing is replayed. DeviceError: a GPU is to be traced, and CUPTI is missing.
+        ConfigError: nothing is replayed. DeviceError: a GPU is to be traced, and it or CUPTI is missing.
     """
+    refuse_absent_gpu(config.device)
     if config.graphs.mode != "graph":
         raise ConfigError(f"graphs.mode = {config.graphs.mode}: nothing is replayed, so there is nothing to see; set it to graph")
     if resolve_kind(config.device)[0] == "cuda" and (reason := missing_cupti()) is not None:
