@@ -20,6 +20,7 @@ class Detokenizer:
         self._skip_special_tokens = skip_special_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._nothing_yet = True
+        self._inside_character = False
 
     def push(self, tokens: Iterable[int]) -> str:
         """Text that these tokens complete, "" when there is none yet."""
@@ -29,7 +30,11 @@ class Detokenizer:
         if not raw:
             return ""
         self._nothing_yet = False
-        return self._decoder.decode(raw)
+        if raw.isascii() and not self._inside_character:
+            return raw.decode("ascii")  # most text is; the decoder below is written in Python
+        text = self._decoder.decode(raw)
+        self._inside_character = bool(self._decoder.getstate()[0])
+        return text
 
     def flush(self) -> str:
         """What is left at the end: U+FFFD for a character that never became complete, else ""."""

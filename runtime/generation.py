@@ -65,7 +65,8 @@ class Generation:
         if self.output is not None:
             return len(update.token_ids)
         taken, text = self._take(update.token_ids)
-        self._logprobs += update.logprobs[: len(taken)]
+        if update.logprobs:
+            self._logprobs += update.logprobs[: len(taken)]
         reason: FinishReason | None = "stop" if self.stopped_by_string else update.finish_reason
         if reason is not None:
             text += self._flush()
@@ -108,8 +109,8 @@ class Generation:
 
     def _event(self, text: str, taken: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> StreamEvent:
         place = self.place
-        told = tuple(logprobs[: len(taken)])
-        return StreamEvent(place.index, text, tuple(taken), self.output, prompt=place.prompt, sample=place.sample, logprobs=told)
+        told = tuple(logprobs[: len(taken)]) if logprobs else ()
+        return StreamEvent(place.index, text, tuple(taken), self.output, place.prompt, place.sample, told)
 
     def _finished(self, reason: FinishReason) -> RequestOutput:
         times, params = self.request.times, self.request.params

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from runtime.metrics import AcceptanceStats, RequestTimes
 from runtime.plan import FinishReason
@@ -68,8 +68,7 @@ class RequestOutput:
         return result
 
 
-@dataclass(frozen=True)
-class StreamEvent:
+class StreamEvent(NamedTuple):
     """One step of one request: its new tokens and the text that they complete.
 
     index     place of the request in the call, from 0: prompt by prompt, the n sequences of a prompt one after the other

@@ -32,7 +32,7 @@ from runtime.plan import (
 from runtime.request import Request, RequestState
 from runtime.request_queue import RequestQueue
 from runtime.scheduler_limits import SchedulerCounters, SchedulerLimits
-from runtime.step_draft import RowReach, StepDraft
+from runtime.step_draft import TOKENS_AHEAD, RowReach, StepDraft
 
 logger = logging.getLogger(__name__)
 
@@ -131,6 +131,8 @@ class Scheduler:
             self._admit_waiting(draft)
         if not draft.rows:
             return None
+        if draft.block_writes:
+            self._cover_ahead(draft)
         self._next_num_drafts = self.lengths.choose(len(draft.rows))
         plan = draft.seal(next(self._steps), proposes=self._next_num_drafts > 0)
         self._in_flight.append(plan)
@@ -174,6 +176,13 @@ class Scheduler:
             draft.admissions.append(admission)
             draft.block_writes += block_writes
             draft.add(request, draft.num_tokens(request))
+
+    def _cover_ahead(self, draft: StepDraft) -> None:
+        """Blocks for what rows will need soon, in a step that changes block tables anyway; while half of the pool stays free."""
+        for request in self._queue.running:
+            coverage = self._reach.decode_coverage(request, draft.num_drafts, TOKENS_AHEAD)
+            if self.blocks.missing(request.request_id, coverage) <= self.blocks.num_free - self.blocks.num_blocks // 2:
+                draft.block_writes += self._queue.extend(request, coverage)
 
     def _make_room(self, request: Request, coverage: int) -> bool:
         """Preempt later requests, the latest first, until the pool can cover this one. False when none is left.

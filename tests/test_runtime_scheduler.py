@@ -126,6 +126,25 @@ def test_b38_tables_reach_what_the_device_can_write_one_round_ahead(k: int, dept
         loop.run(depth)
 
 
+def test_rows_of_different_lengths_take_their_blocks_in_few_steps() -> None:
+    """Each step that changes block tables costs a copy, whichever row it is for."""
+    loop = Loop(num_blocks=256, max_model_len=256, script=always("A"))
+    for index, length in enumerate([3, 4, 5, 6]):
+        loop.add(f"r{index}", prompt(length, index), 100)
+    loop.run()
+    assert [index for index, plan in enumerate(loop.plans) if plan.block_writes] == [0, 66]
+
+
+def test_blocks_that_are_not_needed_yet_leave_half_of_the_pool_free() -> None:
+    loop = Loop(num_blocks=40, max_model_len=256, script=always("A"))
+    held = {}
+    for name in "ab":
+        loop.add(name, prompt(4), 100)
+        loop.launch()
+        held[name] = len(loop.scheduler.blocks.table(name))
+    assert held == {"a": 18, "b": 2}, "of 64 tokens more, and of the next one"
+
+
 @pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("length", [1, 54, 57, 58, 59, 60, 61, 62, 63])
 def test_b37_contexts_near_max_model_len(length: int, depth: int) -> None:
