@@ -10,6 +10,7 @@ import cupy
 
 from graphs.capture import Action, CaptureFailed, capture
 from runtime.cuda_graph import CudaGraph, CudaNode
+from runtime.cuda_room import no_room, out_of_memory
 from runtime.cuda_work import CudaWork
 from runtime.errors import DeviceError
 from runtime.stream_capture import StreamCapture
@@ -44,6 +45,11 @@ class CudaCapture(StreamCapture[CudaGraph, tuple[int, ...], CudaNode]):
         try:
             executable = capture(self._origin.stream, self._actions)
         except CaptureFailed as failure:
+            if out_of_memory(failure):
+                raise DeviceError(
+                    f"capture of graph `{self.name}`, {len(self._nodes)} nodes, ran out of memory: {no_room(self._device.name)}; "
+                    "graphs.mode = eager runs without graphs, and slowly"
+                ) from failure
             raise DeviceError(
                 f"capture of graph `{self.name}` failed at {failure}; set graphs.mode = eager to run without graphs"
             ) from failure

@@ -11,6 +11,7 @@ import numba.core.config as numba_config
 from graphs.compile_cache import forgiving, writable_cache_dir
 from graphs.direct_launch import function_of
 from kernels.lang import Kernel
+from runtime.cuda_room import no_room, out_of_memory
 from runtime.errors import DeviceError
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,8 @@ class CudaCompiler:
                 handle = function_of(compiled._codelibrary.get_cufunc().handle)
                 self._compiled[key] = int(compiled.max_threads_per_block), handle
             except Exception as error:  # whatever the compiler, the linker or the driver makes of it
+                if out_of_memory(error):
+                    raise DeviceError(f"kernel {kernel.name} cannot be loaded for want of memory: {no_room(self._gpu)}") from error
                 raise DeviceError(
                     f"kernel {kernel.name}({', '.join(map(str, types))}) does not compile for {self._gpu}: "
                     f"{type(error).__name__}: {error}; check that CuPy and numba-cuda come from one extra, cu12 or cu13"

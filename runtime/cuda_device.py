@@ -24,6 +24,7 @@ from runtime.cuda_compiler import CudaCompiler
 from runtime.cuda_heap import CudaHeap
 from runtime.cuda_memory import CudaAllocation, CudaArray, CudaHostArray, CudaMappedArray, CudaPinnedArray
 from runtime.cuda_probe import gpu_facts
+from runtime.cuda_room import no_room, out_of_memory
 from runtime.cuda_stream import CudaEvent, CudaStream
 from runtime.device_state import DeviceState
 from runtime.errors import DeviceError
@@ -218,6 +219,8 @@ class CudaDevice(DeviceState[CudaCapture]):
             return
         # close() must not wait for work that will never end well.
         self._failed = True
+        if out_of_memory(error):
+            raise DeviceError(f"{what} ran out of memory: {no_room(self.name)}") from error
         raise DeviceError(
             f"{what} failed on {self.name}: {error}; an error of a kernel shows at a later call: "
             "graphs.mode = eager and compute-sanitizer find the kernel"

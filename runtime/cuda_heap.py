@@ -11,6 +11,7 @@ import numpy as np
 from cupy.cuda import runtime
 
 from runtime.cuda_memory import CudaAllocation, CudaArray, HostCheck, contiguous_strides
+from runtime.cuda_room import REMEDY, no_room
 from runtime.errors import DeviceError
 from runtime.virtual_memory import Kind
 
@@ -86,11 +87,5 @@ class CudaHeap:
         except (runtime.CUDARuntimeError, cupy.cuda.memory.OutOfMemoryError) as error:
             if getattr(error, "status", _OUT_OF_MEMORY) != _OUT_OF_MEMORY:
                 raise DeviceError(f"{kind} memory `{name}` of {nbytes:,} bytes: {error}") from error
-            free, total = runtime.memGetInfo()
-            where = "host memory is short"
-            if kind in ("device", "constant"):
-                where = f"{free:,} of {total:,} bytes are free on {self._device.name}"
-            raise DeviceError(
-                f"{kind} memory `{name}` of {nbytes:,} bytes does not fit: {where}; lower scheduler.num_blocks, max_model_len or "
-                "max_num_seqs, use a smaller model, or end other programs there"
-            ) from error
+            where = no_room(self._device.name) if kind in ("device", "constant") else f"host memory is short; {REMEDY}"
+            raise DeviceError(f"{kind} memory `{name}` of {nbytes:,} bytes does not fit: {where}") from error

@@ -1,0 +1,128 @@
+"""What is said when something fails in a GPU, by a stand-in for CuPy that fails: each failure has its text and its remedy, and
+nothing is waited for that will never end."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest.mock import MagicMock
+
+import numpy as np
+import pytest
+
+from runtime.engine import Engine
+from runtime.errors import DeviceError
+from tests import idle_gpu
+from tests.host_step import _answer
+from tests.planted_waits import config_of
+
+NO_MEMORY = "cudaErrorMemoryAllocation: out of memory"
+NO_ROOM = r"ran out of memory: 1,073,741,824 of 1,073,741,824 bytes are free on idle; lower scheduler.num_blocks, .*graphs.buckets"
+
+
+@pytest.fixture
+def module() -> Iterator[Any]:
+    with idle_gpu.idle_gpu() as module:
+        yield module
+
+
+def failing(text: str, kind: type[Exception] = RuntimeError) -> Callable[..., Any]:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise kind(text)
+
+    return fail
+
+
+def recorded(device: Any, name: str = "verify[R=8]") -> Any:
+    """A graph of two fills."""
+    stream, x = device.stream("compute"), device.array("x", (4,), np.int32)
+    with stream.capture(name) as capture:
+        stream.fill(x, 1)
+        stream.fill(x, 2)
+    return capture.graph
+
+
+@pytest.mark.parametrize("call", ["upload", "end_capture"])
+def test_a_graph_that_finds_no_memory_says_what_takes_less(module: Any, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    monkeypatch.setattr(idle_gpu._Graph if call == "upload" else idle_gpu._Stream, call, failing(NO_MEMORY))
+    with module.CudaDevice() as device:
+        with pytest.raises(DeviceError, match=rf"capture of graph `verify\[R=8\]`, 2 nodes, {NO_ROOM}.*; graphs.mode = eager runs"):
+            recorded(device)
+        monkeypatch.undo()
+        device.free(device.array("y", (1,), np.int32))
+
+
+def test_a_node_that_finds_no_memory_says_so_too(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = sys.modules["graphs.direct_launch"].DriverError  # type: ignore[attr-defined]
+    work = vars(sys.modules["runtime.cuda_work"])
+    monkeypatch.setitem(work, "fill_async", failing("cuMemsetD32Async: CUDA_ERROR_OUT_OF_MEMORY", error))
+    with module.CudaDevice() as device, pytest.raises(DeviceError, match=NO_ROOM):
+        recorded(device)
+
+
+def test_a_capture_that_fails_for_another_reason_does_not_speak_of_memory(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idle_gpu._Stream, "end_capture", failing("cudaErrorStreamCaptureUnjoined"))
+    with module.CudaDevice() as device, pytest.raises(DeviceError) as caught:
+        recorded(device)
+    assert re.search(r"capture of graph `verify.*` failed at end: .*Unjoined; set graphs.mode = eager", str(caught.value))
+    assert "bytes" not in str(caught.value)
+
+
+def test_a_replay_that_finds_no_memory_says_what_takes_less(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with module.CudaDevice() as device:
+        graph = recorded(device)
+        monkeypatch.setattr(idle_gpu._Graph, "launch", failing(NO_MEMORY))
+        monkeypatch.setattr(sys.modules["runtime.cuda_device"], "_CUDA_PACKAGES", {"builtins"})  # where the stand-in's errors live
+        with pytest.raises(DeviceError, match=rf"launch of graph `verify\[R=8\]` {NO_ROOM}"):
+            graph.launch(device.stream("compute"))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "said"),
+    [
+        ("[2] Call to cuModuleLoadDataEx results in CUDA_ERROR_OUT_OF_MEMORY", RuntimeError, "cannot be loaded for want of memory"),
+        ("NVVM_ERROR_COMPILATION", RuntimeError, r"does not compile for idle: RuntimeError: NVVM.*; check that .* from one extra"),
+        ("unknown intrinsic", TypeError, r"does not compile for idle: TypeError"),
+    ],
+)
+def test_a_kernel_that_cannot_be_had(module: Any, text: str, kind: type[Exception], said: str) -> None:
+    compiler: Any = sys.modules["runtime.cuda_compiler"].CudaCompiler("idle")  # type: ignore[attr-defined]
+    kernel = MagicMock()
+    kernel.name, kernel.jit.compile = "spoilt", failing(text, kind)
+    compiler._cached.add(kernel)
+    with pytest.raises(DeviceError, match=rf"kernel spoilt.* {said}"):
+        compiler.handle(kernel, (), 32)
+    with pytest.raises(DeviceError, match="kernel spoilt"):
+        compiler.handle(kernel, (), 32)
+
+
+def test_an_engine_that_finds_no_memory_for_its_graphs_ends_with_the_message(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = module.CudaDevice()
+    monkeypatch.setattr(idle_gpu._Graph, "upload", failing(NO_MEMORY))
+    with pytest.raises(DeviceError, match=rf"capture of graph `.*`, \d+ nodes, {NO_ROOM}"):
+        Engine.from_config(config_of("ngram"), on_device=device, graphs__ops="plain")
+    assert device.allocated_bytes() == {"device": 0, "constant": 0, "pinned": 0, "mapped": 0}
+
+
+def test_a_fault_in_the_middle_of_a_decode_ends_the_engine_and_waits_for_nothing(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An illegal address, say, that shows at the next wait: CUDA takes no more work, so that closing must not wait for any."""
+    engine = Engine.from_config(config_of("plain"), on_device=module.CudaDevice(), graphs__ops="plain")
+    _answer(engine, num_drafts=0, num_sampled=1)
+    monkeypatch.setattr(sys.modules["runtime.cuda_device"], "_CUDA_PACKAGES", {"builtins"})
+    generation = engine.submit([5, 6, 7])
+    for _ in range(4):
+        engine.step()
+    monkeypatch.setattr(idle_gpu._Event, "synchronize", failing("cudaErrorIllegalAddress: an illegal memory access"))
+    monkeypatch.setattr(sys.modules["cupy.cuda"].runtime, "deviceSynchronize", failing("waited for a device that has failed"))
+    with pytest.raises(DeviceError, match=r"wait for event `.*` failed on idle: cudaErrorIllegalAddress.*compute-sanitizer"):
+        engine.step()
+    with pytest.raises(RuntimeError, match="the engine stopped in the middle of a step"):
+        engine.step()
+    engine.close()
+    assert generation.output is None
