@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 
 
 class Family(str, Enum):
@@ -62,6 +63,7 @@ class GraphKey:
         return f"{self.family.value}[{sizes}]"
 
     @classmethod
+    @cache
     def uniform(cls, num_requests: int, query_len: int, *, defers: bool = False) -> GraphKey:
         """Decode (query_len 1) or verify (1 + k) of `num_requests` rows: token count a multiple of 1 + k by construction."""
         family = Family.DECODE if query_len == 1 else Family.VERIFY
@@ -76,6 +78,7 @@ class GraphKey:
         return cls(Family.LOGPROBS, num_requests, 0, 0)
 
     @classmethod
+    @cache
     def context(cls, num_requests: int, num_tokens: int) -> GraphKey:
         return cls(Family.CONTEXT, num_requests, 0, num_tokens)
 
@@ -89,6 +92,7 @@ class GraphKey:
         return cls(Family.PROMPT_LOGPROBS, num_rows, 0, 0)
 
     @classmethod
+    @cache
     def propose(cls, num_requests: int, num_tokens: int = 0) -> GraphKey:
         return cls(Family.PROPOSE, num_requests, 0, num_tokens)
 

@@ -45,14 +45,18 @@ class LogprobRing:
         self._ring = table.outcomes("logprobs", shape)
         self._recorder = recorder
         self._wanted: list[int | None] = [None] * sizes.max_num_seqs
+        self._nobody_asks = True
         self._submitted = 0
 
     def admit(self, slot: int, params: SamplingParams) -> None:
         """A request enters a slot."""
         self._wanted[slot] = params.logprobs
+        self._nobody_asks = all(count is None for count in self._wanted)
 
     def wanted(self, rows: Sequence[ScheduledRow]) -> tuple[int | None, ...] | None:
         """By row, how many are asked for; None when no row asks."""
+        if self._nobody_asks:
+            return None
         wanted = tuple(self._wanted[row.slot] for row in rows)
         return None if all(count is None for count in wanted) else wanted
 

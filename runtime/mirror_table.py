@@ -48,6 +48,7 @@ class MirrorTable:
         self.rings: dict[str, OutcomeRing] = {}
         self._adopted: dict[Hashable, Adopted] = {}
         self._eager_uses: dict[tuple[frozenset[str], frozenset[str]], Uses] = {}
+        self._resizes = 0
 
     # Contents
 
@@ -119,6 +120,8 @@ class MirrorTable:
         # The old memory goes first: its name is taken on the device until then.
         buffer.memory.free()
         buffer.move_to(self._memory(name, shape, buffer.dtype, apart=not buffer.memory.mapped))
+        self._resizes += 1
+        self._eager_uses.clear()
 
     # Graphs
 
@@ -131,7 +134,7 @@ class MirrorTable:
         uses = self._uses(graph.key, graph.reads, graph.writes)
         for buffer in uses.buffers():
             buffer.pin(graph.key)
-        self._adopted[graph.key] = Adopted.of(graph, uses)
+        self._adopted[graph.key] = Adopted.of(graph, uses, self._resizes)
         return (graph.reads | graph.writes).difference(self.buffers, self.packs, self.rings)
 
     def release(self, graph: Declared) -> None:
@@ -152,7 +155,7 @@ class MirrorTable:
         adopted = self._adopted.get(graph.key)
         if adopted is None or adopted.graph is not graph:
             raise MovedBufferError(f"{graph.key} was not adopted: nobody knows which arrays it was captured for; adopt() it first")
-        adopted.refuse_moved()
+        adopted.refuse_moved(self._resizes)
         self._check(graph.key, adopted.to_check)
         if adopted.to_check is adopted.uses:
             adopted.to_check = adopted.uses.changeable()
@@ -187,14 +190,21 @@ class MirrorTable:
             buffer.check_device_write(key)
 
     def _move(self, key: Hashable, uses: Uses) -> None:
-        for buffer in uses.writes:
+        for tag in uses.counted:
+            tag.device_version += 1
+            tag.device_writer = key
+        for buffer in uses.told:
             buffer.overtaken(key)
         for buffer in uses.guarded:
             buffer.memory.consumed(self.stream)
 
     def poison_when_overtaken(self, name: str) -> None:
-        """Fill the host copy of `name` with a sentinel whenever the device overtakes it (the input ids after a combine)."""
+        """Fill the host copy of `name` with a sentinel whenever the device overtakes it (the input ids after a combine).
+
+        Said before any graph that writes it is adopted.
+        """
         self[name].poison = True
+        self._eager_uses.clear()
 
     # Report
 

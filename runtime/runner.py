@@ -258,7 +258,10 @@ class Runner:
 
     def _variant(self, plan: StepPlan, key: GraphKey) -> GraphKey:
         """The sampled graph when a request of the step asks for more than the argmax of the raw logits."""
-        reasons = {self._admissions.sampled_reasons[row.slot] for row in plan.rows} - {None}
+        by_slot = self._admissions.sampled_reasons
+        if not any(by_slot):  # of any slot, held or not: the common case, without a look at the rows
+            return key
+        reasons = {by_slot[row.slot] for row in plan.rows} - {None}
         if not reasons:
             return key
         self.paths.sampled_steps.update(reason for reason in reasons if reason is not None)
