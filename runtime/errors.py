@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class DraftgraphError(Exception):
     """Base of every error that speaks to the user: `name = value`, the limit, what to do."""
@@ -17,6 +19,18 @@ class SourceError(DraftgraphError):
 
 class CheckpointError(DraftgraphError):
     """A checkpoint that is truncated, corrupt, of an unknown architecture, or whose tensors do not fit it."""
+
+    @classmethod
+    def listing(cls, headline: str, problems: Iterable[str]) -> CheckpointError:
+        """Everything that is wrong at once, a line each."""
+        return cls("\n".join([f"{headline}:", *(f"  - {problem}" for problem in problems)]))
+
+
+class DamagedFileError(CheckpointError):
+    """A file of a checkpoint that is truncated, corrupt or unreadable. What to do about it is the same for all of them."""
+
+    def __init__(self, file: object, problem: object) -> None:
+        super().__init__(f"{file}: {problem}; fetch it again")
 
 
 class PromptError(DraftgraphError):

@@ -65,6 +65,6 @@ def rules_for(name: str) -> BytePairRules:
     rules = RULES.get(name or "default")
     if rules is None:
         raise CheckpointError(
-            f"tokenizer.ggml.pre = {name!r}: unknown pre-tokenizer; known are {', '.join(sorted(RULES))}"
+            f"tokenizer.ggml.pre = {name!r}: unknown pre-tokenizer; use a model of {', '.join(sorted(RULES))}"
         )
     return rules

@@ -63,8 +63,8 @@ def table_from_json(text: str, path: Path) -> TokenBytes:
     if not kinds or not (kinds <= {"ByteLevel"} or kinds <= SENTENCEPIECE_DECODERS):
         named = ", ".join(sorted(kinds)) or "none"
         raise CheckpointError(
-            f"tokenizer = {path}: decoder {named} is not supported; byte-level BPE (ByteLevel) and SentencePiece BPE "
-            f"({', '.join(sorted(SENTENCEPIECE_DECODERS))}) are"
+            f"tokenizer = {path}: decoder {named} is not supported; use a model of byte-level BPE (ByteLevel) or SentencePiece BPE "
+            f"({', '.join(sorted(SENTENCEPIECE_DECODERS))})"
         )
     added = {entry["id"]: entry for entry in data.get("added_tokens", [])}
     vocabulary = _vocabulary(data["model"].get("vocab"), added, path)
@@ -81,7 +81,7 @@ def table_from_json(text: str, path: Path) -> TokenBytes:
 
 def _vocabulary(vocab: object, added: dict[int, Any], path: Path) -> list[str]:
     if not isinstance(vocab, dict):
-        raise CheckpointError(f"tokenizer = {path}: model.vocab must map tokens to ids (BPE); other models are unknown")
+        raise CheckpointError(f"tokenizer = {path}: model.vocab must map tokens to ids, as it does in BPE; use another checkpoint")
     by_id = {token: text for text, token in vocab.items()} | {token: entry["content"] for token, entry in added.items()}
     return [by_id.get(token, "") for token in range(max(by_id, default=-1) + 1)]
 

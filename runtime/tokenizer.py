@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers
 
 from runtime.checkpoint.tokenizer_source import TokenizerSource
-from runtime.errors import CheckpointError
+from runtime.errors import CheckpointError, DamagedFileError
 from runtime.pre_tokenizers import BytePairRules, rules_for
 from runtime.token_bytes import TokenBytes, byte_level_table, table_from_json
 
@@ -47,9 +47,8 @@ class Tokenizer:
         for name, ids in (("bos_token_id", (source.bos_token_id,)), ("eos_token_ids", source.eos_token_ids)):
             for token in ids:
                 if token is not None and not 0 <= token < tokenizer.vocab_size:
-                    raise CheckpointError(
-                        f"tokenizer {name} = {token}: outside its vocabulary of {tokenizer.vocab_size} tokens"
-                    )
+                    problem = f"outside its vocabulary of {tokenizer.vocab_size} tokens"
+                    raise CheckpointError(f"tokenizer {name} = {token}: {problem}; fetch the model again")
         return tokenizer
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -85,11 +84,10 @@ def _from_gguf(source: TokenizerSource) -> Tokenizer:
     vocabulary = {text: token for token, text in enumerate(source.vocabulary)}
     if len(vocabulary) != len(source.vocabulary):
         twice = next(text for token, text in enumerate(source.vocabulary) if vocabulary[text] != token)
-        raise CheckpointError(f"tokenizer vocabulary: {twice!r} stands in it twice; the file is damaged")
+        raise CheckpointError(f"tokenizer vocabulary: {twice!r} stands in it twice; fetch the model again")
     if len(source.token_types) not in (0, len(source.vocabulary)):
-        raise CheckpointError(
-            f"tokenizer token_types has {len(source.token_types)} entries, the vocabulary {len(source.vocabulary)}"
-        )
+        counts = f"{len(source.token_types)} entries, the vocabulary {len(source.vocabulary)}"
+        raise CheckpointError(f"tokenizer token_types has {counts}; fetch the model again")
     backend = _byte_pair_backend(vocabulary, source.merges, rules)
     added = [(token, kind) for token, kind in enumerate(source.token_types) if kind in (CONTROL, USER_DEFINED)]
     # `normalized=False`: these tokens are found in the text as it was written.
@@ -106,12 +104,12 @@ def _byte_pair_backend(vocabulary: dict[str, int], merges: Sequence[str], rules:
     for merge in merges:
         left, space, right = merge.partition(" ")
         if not space:
-            raise CheckpointError(f"tokenizer merges: {merge!r} must be two tokens with a space between")
+            raise CheckpointError(f"tokenizer merges: {merge!r} must be two tokens with a space between; fetch the model again")
         pairs.append((left, right))
     try:
         model = models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=rules.ignore_merges)
     except Exception as error:  # `tokenizers` raises bare Exception for a merge of tokens that do not exist.
-        raise CheckpointError(f"tokenizer merges do not fit its vocabulary: {error}; the file is damaged") from error
+        raise CheckpointError(f"tokenizer merges do not fit its vocabulary: {error}; fetch the model again") from error
     backend = tokenizers.Tokenizer(model)
     if rules.nfc:
         backend.normalizer = normalizers.NFC()
@@ -128,9 +126,9 @@ def _from_json(source: TokenizerSource) -> Tokenizer:
         text = path.read_text("utf-8")
         backend = tokenizers.Tokenizer.from_str(text)
     except OSError as error:
-        raise CheckpointError(f"tokenizer = {path}: cannot be read: {error.strerror}") from error
+        raise CheckpointError(f"tokenizer = {path}: cannot be read: {error.strerror}; make it readable") from error
     except Exception as error:  # `tokenizers` raises bare Exception for a file that it does not understand.
-        raise CheckpointError(f"tokenizer = {path}: not a valid tokenizer.json: {error}") from error
+        raise DamagedFileError(f"tokenizer = {path}", f"not a valid tokenizer.json: {error}") from error
     # Some files carry the truncation and padding of a training run; a prompt is never cut or filled silently.
     backend.no_truncation()
     backend.no_padding()

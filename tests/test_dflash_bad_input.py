@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from runtime.cli import app
+from tests.remedies import says_what_to_do
 from tests.test_runtime_engine_bad_input import TINY
 from tests.tiny_checkpoint import TinyShape, write_tiny_checkpoint
 from tests.tiny_drafter import DrafterShape, TinyDrafter, write_tiny_drafter
@@ -44,6 +45,7 @@ def refused(run: Callable[..., Any]) -> Refused:
         assert result.exit_code == 2, result.output
         assert result.stdout == ""
         assert "Traceback" not in result.stderr
+        assert says_what_to_do(result.stderr), result.stderr
         return " ".join(result.stderr.split())
 
     return message

@@ -159,7 +159,7 @@ def test_the_inner_object_wins_and_null_counts_as_missing() -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "architectures = .*known are DFlashDraftModel, DFlash2DraftModel"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "architectures = .*use one of DFlashDraftModel, DFlash2DraftModel"),
         ({"architectures": None}, "architectures = None"),
         ({"dflash_config": [1]}, "dflash_config = .*must be an object"),
         ({"dflash_config": {"target_layer_ids": [0, 2]}}, "mask_token_id is missing"),

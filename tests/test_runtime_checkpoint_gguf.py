@@ -19,6 +19,7 @@ from runtime.checkpoint.storage import float32_to_bfloat16
 from runtime.checkpoint.weights import destinations
 from runtime.errors import CheckpointError
 from runtime.models.rope import rope_table
+from tests.remedies import says_what_to_do
 from tests.tiny_checkpoint import (
     CHAT_TEMPLATE,
     LINEAR,
@@ -164,7 +165,7 @@ def test_truncated_anywhere(raw: bytes, tmp_path: Path) -> None:
     last = max(t.offset + t.nbytes for t in read_header(tmp_path / "tiny.gguf").tensors.values())
     for length in [*lengths, last - 1]:
         message = refusal(written(tmp_path, raw[:length]))
-        assert "truncated" in message or "cannot be read as GGUF" in message
+        assert "truncated" in message or "is empty" in message
 
 
 def test_magic_version_and_byte_order(raw: bytes, tmp_path: Path) -> None:
@@ -172,7 +173,7 @@ def test_magic_version_and_byte_order(raw: bytes, tmp_path: Path) -> None:
     assert "GGUF version = 9: readable are (2, 3)" in refusal(written(tmp_path, raw[:4] + struct.pack("<I", 9) + raw[8:]))
     assert "big-endian" in refusal(written(tmp_path, raw[:4] + struct.pack(">I", 3) + raw[8:]))
     (tmp_path / "empty.gguf").touch()
-    assert "cannot be read as GGUF" in refusal(tmp_path / "empty.gguf")
+    assert "is empty; fetch it again" in refusal(tmp_path / "empty.gguf")
 
 
 def header(*entries: bytes, tensors: int = 0, count: int | None = None) -> bytes:
@@ -255,4 +256,5 @@ def written(folder: Path, content: bytes) -> Path:
 def refusal(path: Path) -> str:
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint(path)
+    assert says_what_to_do(str(caught.value)), caught.value
     return str(caught.value)

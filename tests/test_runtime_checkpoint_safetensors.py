@@ -17,6 +17,7 @@ from runtime.checkpoint.storage import bfloat16_to_float32, float32_to_bfloat16
 from runtime.checkpoint.weights import WeightDtype, destinations
 from runtime.errors import CheckpointError
 from tests.reference_forward import reference_logits
+from tests.remedies import says_what_to_do
 from tests.tiny_checkpoint import CHAT_TEMPLATE, TinyModel, TinyShape, write_tiny_checkpoint
 
 
@@ -213,7 +214,7 @@ def test_shards_and_index(tmp_path: Path) -> None:
     good = json.loads(index.read_text())["weight_map"]
     faults: dict[str, Any] = {
         "shards that are missing: gone.safetensors": {**good, "x": "gone.safetensors"},
-        "must lie in the same folder": {**good, "x": "../model.safetensors"},
+        "lie in the same folder, not": {**good, "x": "../model.safetensors"},
         "tensors that their shards lack: x in model-00001": {**good, "x": "model-00001-of-00003.safetensors"},
         "weight_map must map": {**good, "x": 3},
         "missing: model.norm.weight": {k: v for k, v in good.items() if v != good["model.norm.weight"]},
@@ -228,9 +229,9 @@ def test_shards_and_index(tmp_path: Path) -> None:
 def test_missing_and_corrupt_files(tiny: TinyModel) -> None:
     for name, content, message in [
         ("generation_config.json", '{"eos_token_id": 999}', "vocab_size = 300"),
-        ("tokenizer_config.json", '{"chat_template": 3}', "chat_template must be a string"),
+        ("tokenizer_config.json", '{"chat_template": 3}', "chat_template = 3: must be a string"),
         ("config.json", "{", "config.json: is corrupt"),
-        ("config.json", "[]", "holds list, not a JSON object"),
+        ("config.json", "[]", "holds [], not a JSON object"),
         ("config.json", b"\xff", "config.json: is corrupt"),
     ]:
         path = tiny.path / name
@@ -255,6 +256,7 @@ def test_paths_that_are_no_checkpoint(tiny: TinyModel) -> None:
 def refusal(path: Path) -> str:
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint(path)
+    assert says_what_to_do(str(caught.value)), caught.value
     return str(caught.value)
 
 

@@ -91,7 +91,7 @@ def test_yarn_length_and_attention_factor() -> None:
 REFUSED = {
     "architecture": ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM"),
     "no architecture": ({"architectures": ...}, "architectures = None"),
-    "two architectures": ({"architectures": ["LlamaForCausalLM"] * 2}, "not supported; known are LlamaForCausalLM"),
+    "two architectures": ({"architectures": ["LlamaForCausalLM"] * 2}, "not supported; use a model of LlamaForCausalLM"),
     "missing field": ({"hidden_size": ...}, "hidden_size is missing"),
     "null field": ({"vocab_size": None}, "vocab_size is missing"),
     "string": ({"num_hidden_layers": "2"}, "num_hidden_layers = '2': must be an integer from 1 to 1000"),
@@ -163,7 +163,7 @@ def test_gguf_yarn() -> None:
 
 
 GGUF_REFUSED = {
-    "architecture": ({"general.architecture": "mamba"}, "known are llama, qwen2, qwen3"),
+    "architecture": ({"general.architecture": "mamba"}, "use a model of llama, qwen2, qwen3"),
     "missing": ({"llama.block_count": None}, "llama.block_count is missing"),
     "list": ({"llama.attention.head_count": [9, 9]}, "llama.attention.head_count = [9, 9]"),
     "partial": ({"llama.rope.dimension_count": 32}, "partial rotation"),

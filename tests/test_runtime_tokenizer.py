@@ -177,7 +177,7 @@ def test_qwen2_text_is_composed_first() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"pre": "tekken"}, f"'tekken': unknown pre-tokenizer; known are {', '.join(sorted(RULES))}"),
+        ({"pre": "tekken"}, f"'tekken': unknown pre-tokenizer; use a model of {', '.join(sorted(RULES))}"),
         ({"merges": ["a\u2603 b"]}, "merges do not fit its vocabulary"),
         ({"merges": ["ab"]}, "'ab' must be two tokens"),
         ({"vocabulary": ["a", "a"], "merges": [], "token_types": []}, "'a' stands in it twice"),

@@ -44,7 +44,7 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
             raise CheckpointError(f"{path}: give the folder that holds it with its config.json, {path.parent}")
         return GgufCheckpoint(path)
     if not path.is_dir():
-        raise CheckpointError(f"{path}: {'neither a file nor a folder' if path.exists() else 'no such file or folder'}")
+        raise CheckpointError(f"{path}: {'neither a file nor a folder' if path.exists() else 'no such file or folder'}; give one")
     files = sorted(path.glob("*.gguf"))
     if (path / "config.json").is_file() or not files:
         return SafetensorsCheckpoint(path)

@@ -26,7 +26,7 @@ from runtime.checkpoint.weights import (
     empty_weights,
     expected_shapes,
 )
-from runtime.errors import CheckpointError
+from runtime.errors import CheckpointError, DamagedFileError
 from runtime.models.fields import Fields
 from runtime.models.spec import ModelSpec, from_gguf
 
@@ -115,7 +115,7 @@ class GgufCheckpoint:
         try:
             return np.memmap(self.path, np.uint8, "r", tensor.offset, (rows, tensor.nbytes // rows))
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{self.path}: cannot read tensor {tensor.name!r}: {error}") from error
+            raise DamagedFileError(self.path, f"cannot read tensor {tensor.name!r}: {error}") from error
 
 
 def _dequantised(raw: npt.NDArray[np.uint8], kind: GGMLQuantizationType) -> npt.NDArray[np.float32]:
@@ -136,7 +136,8 @@ def _check_kinds(path: Path, tensors: Iterable[GgufTensor]) -> None:
         except NotImplementedError:
             unsupported.append(f"{kind.name} (e.g. {name})")
     if unsupported:
-        raise CheckpointError(f"{path}: the `gguf` package cannot dequantise {', '.join(unsupported)}")
+        problem = f"the `gguf` package cannot dequantise {', '.join(unsupported)}"
+        raise CheckpointError(f"{path}: {problem}; use a file of another quantisation, e.g. Q8_0")
 
 
 def _neutral_name(name: str) -> str:
@@ -181,8 +182,7 @@ def _tokenizer(path: Path, metadata: dict[str, Any], spec: ModelSpec) -> Tokeniz
     template = fields.text("tokenizer.chat_template", "")
     add_bos = fields.boolean("tokenizer.ggml.add_bos_token", False)
     if fields.problems:
-        text = "\n".join(f"  - {line}" for line in fields.problems)
-        raise CheckpointError(f"{path}: the tokenizer in the file cannot be used:\n{text}")
+        raise CheckpointError.listing(f"{path}: the tokenizer in the file cannot be used; use another checkpoint", fields.problems)
     return TokenizerSource(
         kind="gguf",
         vocabulary=lists["tokens"],

@@ -23,7 +23,7 @@ from gguf.constants import (
     GGUFValueType,
 )
 
-from runtime.errors import CheckpointError
+from runtime.errors import CheckpointError, DamagedFileError
 
 READABLE_VERSIONS = (2, 3)
 MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
@@ -66,8 +66,10 @@ def read_header(path: Path) -> GgufHeader:
     """Parse and check the header. Raises CheckpointError for anything that is no whole, little-endian GGUF 2 or 3."""
     try:
         data = np.memmap(path, dtype=np.uint8, mode="r")
-    except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
-        raise CheckpointError(f"{path}: cannot be read as GGUF: {error}") from error
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}; make it readable") from error
+    except ValueError as error:
+        raise DamagedFileError(path, "is empty") from error  # which cannot be mapped
     return _HeaderReader(path, data).read()
 
 
@@ -82,16 +84,18 @@ class _HeaderReader:
     def read(self) -> GgufHeader:
         magic, version = self._unpack("II")
         if magic != GGUF_MAGIC:
-            self._refuse(f"is no GGUF file: it starts with {bytes(self._view[:4])!r}, not b'GGUF'")
+            problem = f"is no GGUF file: it starts with {bytes(self._view[:4])!r}, not b'GGUF'"
+            raise CheckpointError(f"{self._path}: {problem}; give a .gguf file or a folder")
         if version not in READABLE_VERSIONS:
             hint = "; the file is big-endian" if version & 0xFFFF == 0 else ""
-            self._refuse(f"GGUF version = {version}: readable are {READABLE_VERSIONS}{hint}")
+            problem = f"GGUF version = {version}: readable are {READABLE_VERSIONS}{hint}"
+            raise CheckpointError(f"{self._path}: {problem}; convert the model anew with llama.cpp")
         tensor_count, metadata_count = self._unpack("QQ")
         metadata: dict[str, Any] = {}
         for _ in range(self._count(metadata_count, 8 + 4 + 1, "metadata entries")):
             key = self._string()
             if key in metadata:
-                self._refuse(f"metadata key {key!r} occurs twice")
+                self._refuse(f"is corrupt: metadata key {key!r} occurs twice")
             metadata[key] = self._value(self._unpack("I")[0], key)
         entries = [self._tensor() for _ in range(self._count(tensor_count, 8 + 4 + 8 + 4 + 8, "tensors"))]
         return GgufHeader(metadata, self._placed(entries, metadata))
@@ -135,7 +139,7 @@ class _HeaderReader:
         if kind == GGUFValueType.STRING:
             return [self._string() for _ in range(self._count(count, 8, f"strings of {key!r}"))]
         if kind == GGUFValueType.ARRAY:
-            self._refuse(f"metadata {key!r} is an array of arrays, which is not supported")
+            raise CheckpointError(f"{self._path}: metadata {key!r} is an array of arrays, which is not supported; use another file")
         layout = self._layout(kind, key)
         self._count(count, struct.calcsize("<" + layout), f"values of {key!r}")
         return list(self._unpack(f"{count}{layout}"))
@@ -157,7 +161,8 @@ class _HeaderReader:
         try:
             kind = GGMLQuantizationType(raw_kind)
         except ValueError:
-            self._refuse(f"tensor {name!r} has the quantisation type {raw_kind}, unknown to this `gguf` package")
+            problem = f"tensor {name!r} has the quantisation type {raw_kind}, unknown to this `gguf` package"
+            raise CheckpointError(f"{self._path}: {problem}; pip install --upgrade gguf, or use another file") from None
         block, block_bytes = GGML_QUANT_SIZES[kind]
         if shape[-1] % block:
             self._refuse(f"is corrupt: rows of tensor {name!r} have {shape[-1]} elements, no multiple of {block}")
@@ -167,13 +172,13 @@ class _HeaderReader:
         """The tensors with offsets from the start of the file; aligned, inside the file, disjoint, distinct names."""
         align = metadata.get("general.alignment", GGUF_DEFAULT_ALIGNMENT)
         if not isinstance(align, int) or align < 1 or align & (align - 1):
-            self._refuse(f"general.alignment = {align!r}: must be a power of two")
+            self._refuse(f"is corrupt: general.alignment = {align!r}: must be a power of two")
         start = -(-self._at // align) * align
         tensors: dict[str, GgufTensor] = {}
         end_of_previous, previous = 0, ""
         for entry in sorted(entries, key=lambda tensor: tensor.offset):
             if entry.name in tensors:
-                self._refuse(f"tensor {entry.name!r} occurs twice")
+                self._refuse(f"is corrupt: tensor {entry.name!r} occurs twice")
             if entry.offset % align:
                 self._refuse(f"is corrupt: tensor {entry.name!r} is not aligned to {align} bytes")
             if entry.offset < end_of_previous:
@@ -182,10 +187,10 @@ class _HeaderReader:
             if start + end_of_previous > len(self._view):
                 self._refuse(
                     f"is truncated: tensor {entry.name!r} ends at byte {start + end_of_previous}, "
-                    f"the file has {len(self._view)}; fetch it again"
+                    f"the file has {len(self._view)}"
                 )
             tensors[entry.name] = GgufTensor(entry.name, entry.shape, entry.kind, start + entry.offset, entry.nbytes)
         return tensors
 
     def _refuse(self, problem: str) -> NoReturn:
-        raise CheckpointError(f"{self._path}: {problem}")
+        raise DamagedFileError(self._path, problem)

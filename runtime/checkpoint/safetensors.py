@@ -19,9 +19,10 @@ from runtime.checkpoint.weights import (
     empty_weights,
     expected_shapes,
 )
-from runtime.errors import CheckpointError
+from runtime.errors import CheckpointError, DamagedFileError
 from runtime.models.fields import Fields
 from runtime.models.spec import ModelSpec, from_hf_config
+from runtime.shown_value import shown
 
 
 class SafetensorsCheckpoint:
@@ -65,7 +66,7 @@ def _all_ends(folder: Path, spec: ModelSpec) -> tuple[int, ...]:
     fields = Fields(read_json_object(path))
     more = fields.ids("eos_token_id", spec.vocab_size)
     if fields.problems:
-        raise CheckpointError(f"{path}: {fields.problems[0]}")
+        raise DamagedFileError(path, f"is corrupt: {fields.problems[0]}")
     return tuple(dict.fromkeys(spec.eos_token_ids + more))
 
 
@@ -73,7 +74,7 @@ def _tokenizer(folder: Path, spec: ModelSpec) -> TokenizerSource:
     """tokenizer.json, and the chat template from chat_template.jinja or tokenizer_config.json."""
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise CheckpointError(f"{path}: is missing; only tokenizers in that format are supported")
+        raise CheckpointError(f"{path}: is missing, the one format of tokenizers that is read; fetch it, or use another checkpoint")
     config_path, template_path = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     config = read_json_object(config_path) if config_path.is_file() else {}
     template = config.get("chat_template")
@@ -84,9 +85,9 @@ def _tokenizer(folder: Path, spec: ModelSpec) -> TokenizerSource:
         try:
             template = template_path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{template_path}: cannot be read: {error}") from error
+            raise DamagedFileError(template_path, f"cannot be read: {error}") from error
     if template is not None and not isinstance(template, str):
-        raise CheckpointError(f"{config_path}: chat_template must be a string, not {type(template).__name__}")
+        raise DamagedFileError(config_path, f"is corrupt: chat_template = {shown(template)}: must be a string")
     return TokenizerSource(
         kind="json",
         chat_template=template,

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from runtime.checkpoint.safetensors_header import READABLE, StoredTensor, read_safetensors_header
 from runtime.checkpoint.storage import bfloat16_to_float32, check_finite, row_chunks, store
 from runtime.checkpoint.weights import Progress, WeightArray, WeightDtype
-from runtime.errors import CheckpointError
+from runtime.errors import CheckpointError, DamagedFileError
+from runtime.shown_value import shown
 
 WINDOW_ELEMENTS = 1 << 21
 """Elements of a file that are mapped at a time: a map of a whole tensor would double what reading it takes."""
@@ -27,7 +28,8 @@ def check_readable(folder: Path, tensors: Mapping[str, StoredTensor]) -> None:
     """CheckpointError that names every tensor of a dtype that weights cannot have."""
     strange = [f"{tensor.name} ({tensor.dtype})" for tensor in tensors.values() if tensor.dtype not in READABLE]
     if strange:
-        raise CheckpointError(f"{folder}: weights can be {', '.join(READABLE)}; these are not: {', '.join(strange)}")
+        kinds = ", ".join(READABLE)
+        raise CheckpointError.listing(f"{folder}: weights can be {kinds}; use another checkpoint, these are not", strange)
 
 
 def copy_tensors(
@@ -64,7 +66,7 @@ def _mapped(tensor: StoredTensor, rows: slice) -> npt.NDArray[Any]:
     try:
         return np.memmap(tensor.path, READABLE[tensor.dtype], "r", tensor.offset + rows.start * width, shape)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{tensor.path}: cannot read tensor {tensor.name!r}: {error}") from error
+        raise DamagedFileError(tensor.path, f"cannot read tensor {tensor.name!r}: {error}") from error
 
 
 def _as_float32(raw: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.float32]:
@@ -74,15 +76,19 @@ def _as_float32(raw: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.float32]:
 def read_json_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; CheckpointError when it is missing or none."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_bytes()
     except FileNotFoundError:
-        raise CheckpointError(f"{path}: is missing; a Hugging Face checkpoint needs it") from None
+        raise CheckpointError(f"{path}: is missing; a Hugging Face checkpoint needs it: fetch it, or name another folder") from None
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}; make it readable") from error
+    if not text.strip():
+        raise DamagedFileError(path, "is empty")
+    try:
+        value = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: is corrupt: {error}") from error
+        raise DamagedFileError(path, f"is corrupt, no JSON: {error}") from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: is corrupt: it holds {type(value).__name__}, not a JSON object")
+        raise DamagedFileError(path, f"is corrupt: it holds {shown(value)}, not a JSON object")
     return value
 
 
@@ -94,24 +100,24 @@ def open_tensors(folder: Path) -> dict[str, StoredTensor]:
         tensors = _open_shards(folder)
     else:
         held = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
-        raise CheckpointError(f"{folder}: holds neither {SINGLE} nor {INDEX}; it holds {held}")
+        raise CheckpointError(f"{folder}: holds neither {SINGLE} nor {INDEX}, but {held}; fetch one, or name another folder")
     return {name: tensor for name, tensor in tensors.items() if not name.endswith("rotary_emb.inv_freq")}
 
 
 def _open_shards(folder: Path) -> dict[str, StoredTensor]:
     weight_map = read_json_object(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
-        raise CheckpointError(f"{folder / INDEX}: is corrupt: weight_map must map tensor names to file names")
+        raise DamagedFileError(folder / INDEX, "is corrupt: weight_map must map tensor names to file names")
     shards = sorted(set(weight_map.values()))
     outside = [shard for shard in shards if Path(shard).name != shard]
     if outside:
-        raise CheckpointError(f"{folder / INDEX}: shards must lie in the same folder, not {', '.join(outside)}")
+        raise DamagedFileError(folder / INDEX, f"is corrupt: shards lie in the same folder, not {', '.join(outside)}")
     missing = [shard for shard in shards if not (folder / shard).is_file()]
     if missing:
         raise CheckpointError(f"{folder}: {INDEX} names shards that are missing: {', '.join(missing)}; fetch them again")
     headers = {shard: read_safetensors_header(folder / shard) for shard in shards}
     astray = [f"{name} in {shard}" for name, shard in weight_map.items() if name not in headers[shard]]
     if astray:
-        raise CheckpointError(f"{folder}: {INDEX} names tensors that their shards lack: {', '.join(astray)}")
+        raise DamagedFileError(folder / INDEX, f"names tensors that their shards lack: {', '.join(astray)}")
     # Tensors that a shard holds beside the index count too, so that they are reported as unexpected.
     return {name: tensor for shard in shards for name, tensor in headers[shard].items()}

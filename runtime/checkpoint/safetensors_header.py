@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from runtime.errors import CheckpointError
+from runtime.errors import CheckpointError, DamagedFileError
+from runtime.shown_value import shown
 
 # BF16 is read as its bits; other dtypes (F64, integers, FP8) are no weights of the supported models.
 READABLE: dict[str, np.dtype[Any]] = {
@@ -45,15 +46,17 @@ def read_safetensors_header(path: Path) -> dict[str, StoredTensor]:
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
+            if size == 0:
+                raise DamagedFileError(path, "is empty")
             if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
-                raise CheckpointError(f"{path}: is truncated or corrupt: {size} bytes, header of {length} bytes")
+                raise DamagedFileError(path, f"is truncated or corrupt: {size} bytes, header of {length} bytes")
             header = json.loads(file.read(length))
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}; make it readable") from error
     except (ValueError, RecursionError) as error:  # no JSON, no UTF-8
-        raise CheckpointError(f"{path}: is corrupt: its header is no JSON: {error}") from error
+        raise DamagedFileError(path, f"is corrupt: its header is no JSON: {error}") from error
     if not isinstance(header, dict):
-        raise CheckpointError(f"{path}: is corrupt: its header is no JSON object")
+        raise DamagedFileError(path, "is corrupt: its header is no JSON object")
     header.pop("__metadata__", None)
     tensors = {name: _tensor(path, name, entry, 8 + length) for name, entry in header.items()}
     _check_layout(path, list(tensors.values()), 8 + length, size)
@@ -65,13 +68,13 @@ def _tensor(path: Path, name: str, entry: Any, start: int) -> StoredTensor:
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         numbers = [*shape, begin, end]
     except (TypeError, KeyError, ValueError) as error:
-        raise CheckpointError(f"{path}: is corrupt: the entry of tensor {name!r} is {entry!r}") from error
+        raise DamagedFileError(path, f"is corrupt: the entry of tensor {name!r} is {shown(entry)}") from error
     sound = all(isinstance(number, int) and number >= 0 for number in numbers)
     if not sound or not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
-        raise CheckpointError(f"{path}: is corrupt: the entry of tensor {name!r} is {entry!r}")
+        raise DamagedFileError(path, f"is corrupt: the entry of tensor {name!r} is {shown(entry)}")
     nbytes = math.prod(shape) * _ITEM_BYTES[dtype]
     if end - begin != nbytes:
-        raise CheckpointError(f"{path}: is corrupt: tensor {name!r} {shape} {dtype} has {end - begin} bytes, not {nbytes}")
+        raise DamagedFileError(path, f"is corrupt: tensor {name!r} {shown(shape)} {dtype} has {end - begin} bytes, not {nbytes}")
     return StoredTensor(path, name, dtype, tuple(shape), start + begin, nbytes)
 
 
@@ -80,9 +83,9 @@ def _check_layout(path: Path, tensors: list[StoredTensor], start: int, size: int
     at = start
     for tensor in sorted(tensors, key=lambda item: (item.offset, item.nbytes)):
         if tensor.offset != at:
-            raise CheckpointError(f"{path}: is corrupt: tensor {tensor.name!r} starts at byte {tensor.offset}, not {at}")
+            raise DamagedFileError(path, f"is corrupt: tensor {tensor.name!r} starts at byte {tensor.offset}, not {at}")
         at += tensor.nbytes
     if at > size:
-        raise CheckpointError(f"{path}: is truncated: its tensors end at byte {at}, the file has {size}; fetch it again")
+        raise DamagedFileError(path, f"is truncated: its tensors end at byte {at}, the file has {size}")
     if at < size:
-        raise CheckpointError(f"{path}: is corrupt: {size - at} bytes follow its last tensor")
+        raise DamagedFileError(path, f"is corrupt: {size - at} bytes follow its last tensor")

@@ -77,4 +77,5 @@ def _from_hub(repository: str, key: str) -> Path:
         ) from error
     # HTTPError is that of the HTTP library the hub client uses (requests, httpx): a connection lost half-way.
     except (errors.HTTPError, errors.HFValidationError, OSError) as error:
-        raise SourceError(f"{key} = hf:{repository}: cannot be fetched: {error}") from error
+        remedy = "check the network, or give the path of a folder"
+        raise SourceError(f"{key} = hf:{repository}: cannot be fetched: {error}; {remedy}") from error

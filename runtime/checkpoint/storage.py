@@ -93,5 +93,5 @@ def check_tensors(
         if name in found and found[name] != shape
     ]
     if lines:
-        text = "\n".join(f"  - {line}" for line in lines)
-        raise CheckpointError(f"{origin}: {len(lines)} tensors do not fit the model that it describes:\n{text}")
+        remedy = "fetch all its files from one place"
+        raise CheckpointError.listing(f"{origin}: {len(lines)} tensors do not fit the model that it describes; {remedy}", lines)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from runtime.shown_value import shown
+
 _MISSING = object()
 
 
@@ -27,7 +29,7 @@ class Fields:
         if value is _MISSING:
             return 1
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
-            self.problems.append(f"{key} = {value!r}: must be an integer from 1 to {maximum}")
+            self.problems.append(f"{key} = {shown(value)}: must be an integer from 1 to {maximum}")
             return 1
         return value
 
@@ -39,7 +41,7 @@ class Fields:
         good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
         if not good or value < minimum or (exclusive and value == minimum):  # type: ignore[operator]
             sign = ">" if exclusive else ">="
-            self.problems.append(f"{key} = {value!r}: must be a number {sign} {minimum:g}")
+            self.problems.append(f"{key} = {shown(value)}: must be a number {sign} {minimum:g}")
             return minimum + 1.0
         return float(value)  # type: ignore[arg-type]
 
@@ -47,7 +49,7 @@ class Fields:
         """true or false; the default where the key is missing or null."""
         value = self._get(key, default)
         if not isinstance(value, bool):
-            self.problems.append(f"{key} = {value!r}: must be true or false")
+            self.problems.append(f"{key} = {shown(value)}: must be true or false")
             return default
         return value
 
@@ -57,7 +59,7 @@ class Fields:
         if value is _MISSING:
             return ""
         if not isinstance(value, str):
-            self.problems.append(f"{key} = {value!r}: must be a string")
+            self.problems.append(f"{key} = {shown(value)}: must be a string")
             return ""
         return value
 
@@ -69,14 +71,14 @@ class Fields:
         listed = value if isinstance(value, list) else [value]
         if all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < vocab_size for item in listed):
             return tuple(listed)
-        self.problems.append(f"{key} = {value!r}: token ids must lie in [0, vocab_size = {vocab_size})")
+        self.problems.append(f"{key} = {shown(value)}: token ids must lie in [0, vocab_size = {vocab_size})")
         return ()
 
     def refuse(self, key: str, allowed: tuple[object, ...], why: str) -> None:
         """Note a problem where `key` is present with a value outside `allowed`."""
         value = self.values.get(key)
         if value is not None and value not in allowed:
-            self.problems.append(f"{key} = {value!r}: {why}")
+            self.problems.append(f"{key} = {shown(value)}: {why}")
 
     def _get(self, key: str, default: object) -> object:
         value = self.values.get(key)

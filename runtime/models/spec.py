@@ -10,6 +10,7 @@ from runtime.errors import CheckpointError
 from runtime.models.fields import Fields
 from runtime.models.head_sizes import HeadSizes
 from runtime.models.rope import RopeSpec, rope_from_gguf, rope_from_hf, stretched_positions
+from runtime.shown_value import shown
 
 Architecture = Literal["llama", "qwen2", "qwen3"]
 
@@ -102,7 +103,7 @@ def from_gguf(
     architecture = metadata.get("general.architecture")
     if architecture not in HF_ARCHITECTURES.values():
         known = ", ".join(HF_ARCHITECTURES.values())
-        raise CheckpointError(f"{origin}: general.architecture = {architecture!r} is not supported; known are {known}")
+        raise CheckpointError(f"{origin}: general.architecture = {shown(architecture)} is not supported; use a model of {known}")
     arch = cast(Architecture, architecture)
     fields.refuse("split.count", (0, 1), "split GGUF files are not supported; merge them with llama-gguf-split")
     fields.refuse(f"{arch}.attention.sliding_window", (0,), "sliding-window attention is not supported")
@@ -142,8 +143,8 @@ def _hf_architecture(config: Mapping[str, object], origin: str) -> str:
     if isinstance(listed, list) and len(listed) == 1 and isinstance(listed[0], str) and listed[0] in HF_ARCHITECTURES:
         return listed[0]
     drafter = isinstance(listed, list) and any(str(name).startswith("DFlash") for name in listed)
-    remedy = "a drafter belongs into speculator.draft_source" if drafter else f"known are {', '.join(HF_ARCHITECTURES)}"
-    raise CheckpointError(f"{origin}: architectures = {listed!r} is not supported; {remedy}")
+    remedy = "a drafter belongs into speculator.draft_source" if drafter else f"use a model of {', '.join(HF_ARCHITECTURES)}"
+    raise CheckpointError(f"{origin}: architectures = {shown(listed)} is not supported; {remedy}")
 
 
 def _per_head(fields: Fields, hidden: int, heads: int) -> int | None:
@@ -159,5 +160,5 @@ def _checked(spec: ModelSpec, fields: Fields, origin: str, about: str) -> ModelS
         if spec.head_dim % 2:
             problems.append(f"head size = {spec.head_dim}: must be even")
     if problems:
-        raise CheckpointError(f"{origin} ({about}) cannot be used:\n" + "\n".join(f"  - {line}" for line in problems))
+        raise CheckpointError.listing(f"{origin} ({about}) cannot be used; use another checkpoint, or mend the file", problems)
     return spec

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from runtime.errors import CheckpointError
+from runtime.errors import CheckpointError, DamagedFileError
 from runtime.models.fields import Fields
 from runtime.models.head_sizes import HeadSizes
 from runtime.models.rope import RopeSpec, rope_from_hf, stretched_positions
 from runtime.models.spec import HF_ARCHITECTURES, MAX_LAYERS, ModelSpec
+from runtime.shown_value import shown
 
 ARCHITECTURES: dict[str, Literal[1, 2]] = {"DFlashDraftModel": 1, "DFlash2DraftModel": 2}
 
@@ -91,7 +92,7 @@ def read_draft_config(config: Mapping[str, object], origin: str = "config.json")
     version = _version(config, origin)
     inner = config.get("dflash_config")
     if inner is not None and not isinstance(inner, Mapping):
-        raise CheckpointError(f"{origin}: dflash_config = {inner!r}: must be an object")
+        raise DamagedFileError(origin, f"dflash_config = {shown(inner)}: must be an object")
     fields = Fields({**config, **{name: value for name, value in (inner or {}).items() if value is not None}})
     _refuse_unsupported(fields)
     heads, hidden, positions = (
@@ -129,7 +130,7 @@ def read_draft_config(config: Mapping[str, object], origin: str = "config.json")
     if not problems:  # relations between fields mean something only once every field does
         problems += _contradictions(spec)
     if problems:
-        raise CheckpointError(f"{origin} (DFlash drafter) cannot be used:\n" + "\n".join(f"  - {line}" for line in problems))
+        raise CheckpointError.listing(f"{origin} (DFlash drafter) cannot be used; use another drafter, or mend the file", problems)
     return spec
 
 
@@ -161,15 +162,15 @@ def check_target(spec: DraftSpec, target: ModelSpec, num_speculative_tokens: int
             f"{num_speculative_tokens}; lower it"
         )
     if problems:
-        raise CheckpointError(f"{origin} does not fit the target:\n" + "\n".join(f"  - {line}" for line in problems))
+        raise CheckpointError.listing(f"{origin} does not fit the target; use a drafter that does", problems)
 
 
 def _version(config: Mapping[str, object], origin: str) -> Literal[1, 2]:
     listed = config.get("architectures")
     if isinstance(listed, list) and len(listed) == 1 and isinstance(listed[0], str) and listed[0] in ARCHITECTURES:
         return ARCHITECTURES[listed[0]]
-    remedy = "a target belongs into model.source" if _is_target(listed) else f"known are {', '.join(ARCHITECTURES)}"
-    raise CheckpointError(f"{origin}: architectures = {listed!r} is no drafter of speculator.method = dflash; {remedy}")
+    remedy = "a target belongs into model.source" if _is_target(listed) else f"use one of {', '.join(ARCHITECTURES)}"
+    raise CheckpointError(f"{origin}: architectures = {shown(listed)} is no drafter of speculator.method = dflash; {remedy}")
 
 
 def _is_target(architectures: object) -> bool:

@@ -84,15 +84,17 @@ class DraftCheckpoint:
     def __init__(self, folder: Path) -> None:
         """Raises CheckpointError for files that are missing, truncated or corrupt, and tensors that do not fit them."""
         if not folder.is_dir():
-            raise CheckpointError(f"speculator.draft_source = {folder}: must be a folder with config.json and model.safetensors")
+            wanted = "must be a folder with config.json and model.safetensors; name one"
+            raise CheckpointError(f"speculator.draft_source = {folder}: {wanted}")
         self.path = folder
         self.spec: DraftSpec = read_draft_config(read_json_object(folder / "config.json"), str(folder / "config.json"))
         if (folder / "mask_embedding.pt").exists():
-            raise CheckpointError(f"{folder / 'mask_embedding.pt'}: a mask embedding of the drafter's own is not supported")
+            problem = "a mask embedding of the drafter's own is not supported; use another drafter"
+            raise CheckpointError(f"{folder / 'mask_embedding.pt'}: {problem}")
         self._tensors = open_tensors(folder)
         own = sorted(name for name in self._tensors if any(part in OWN_TABLES for part in name.split(".")))
         if own:
-            raise CheckpointError(f"{folder}: {', '.join(own)}: a drafter shares the target's tables; its own are not supported")
+            raise CheckpointError(f"{folder}: {', '.join(own)}: a drafter shares the target's tables; use one without its own")
         _check_version(folder, self.spec, self._tensors)
         found = {name: tensor.shape for name, tensor in self._tensors.items()}
         check_tensors(folder, expected_draft_shapes(self.spec), found, str)
