@@ -23,6 +23,7 @@ from tests.mutants import (
     slots,
     stepping,
     verify,
+    waiting,
     wide,
 )
 from tests.mutants.mutation import Mutation
@@ -49,4 +50,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     *wide.MUTATIONS,
     *flow.MUTATIONS,
     *prompts.MUTATIONS,
+    *waiting.MUTATIONS,
 )
