@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -174,12 +175,16 @@ class AdaptiveLengths:
         self.acceptance = Acceptance(self.choices[-1])
         self._chosen: dict[int, int] = {}
         self._spells: dict[int, PlainSpell] = {}
+        # What follows from the observations so far: computed once for all steps that observe nothing.
         self._tokens: dict[int, float] = {}
+        self._holding: dict[int, int] = {}
         self._steps: Counter[int] = Counter()
 
     def choose(self, batch: int) -> int:
-        bucket = next((size for size in self._buckets if size >= batch), self._buckets[-1])
-        k = self._settled(bucket)
+        bucket = self._buckets[min(bisect_left(self._buckets, batch), len(self._buckets) - 1)]
+        k = self._holding.get(bucket)
+        if k is None:
+            k = self._holding[bucket] = self._settled(bucket)
         if k:
             self._spells.pop(bucket, None)
         elif self._probes(bucket):
@@ -194,12 +199,16 @@ class AdaptiveLengths:
         probing = self._spells[bucket].probes()
         if probing and not self.acceptance.unseen:
             self.acceptance.keep(KEPT_AT_A_PROBE)
-            self._tokens.clear()
+            self._forget()
         return probing
 
     def observe(self, scheduled: int, accepted: int) -> None:
         self.acceptance.observe(scheduled, accepted)
+        self._forget()
+
+    def _forget(self) -> None:
         self._tokens.clear()
+        self._holding.clear()
 
     def _settled(self, bucket: int) -> int:
         """The length that holds at present. One that is better by more than noise takes its place; plain decoding at once."""
@@ -218,7 +227,7 @@ class AdaptiveLengths:
         return max(choices, key=lambda k: self._rate(k, bucket))
 
     def _rate(self, k: int, bucket: int) -> float:
-        """Tokens in a second of one request. What a step yields is computed once for all steps that observe nothing."""
+        """Tokens in a second of one request."""
         tokens = self._tokens.get(k)
         if tokens is None:
             tokens = self._tokens[k] = self.acceptance.tokens(k)

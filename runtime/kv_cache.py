@@ -47,9 +47,13 @@ class BlockAllocator:
         lacking = self.blocks_for(num_positions) - len(self._tables.get(owner, ()))
         return lacking if lacking > 0 else 0
 
+    def covered(self, owner: str) -> int:
+        """Positions that the blocks of `owner` are enough for."""
+        return len(self._table(owner)) * self.block_size
+
     def covers(self, owner: str, num_positions: int) -> bool:
         """Does `owner` hold blocks enough for num_positions already?"""
-        return len(self._table(owner)) * self.block_size >= num_positions
+        return self.covered(owner) >= num_positions
 
     def can_cover(self, owner: str, num_positions: int) -> bool:
         return self.missing(owner, num_positions) <= len(self._free)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from runtime.errors import PromptError
 from runtime.metrics import AcceptanceStats, RequestTimes
@@ -41,6 +41,7 @@ class Request:
     max_total_len      it ends at this length at the latest; set by the scheduler that it is added to
     num_scheduled      HostUpperBound of the device's num_computed: its exact value + what is in flight at its largest.
                        Below prefill_len it is exact. Nothing in flight: exact.
+    num_covered        positions that its blocks are enough for, while it has a slot
     epoch              names the admission; the scheduler gives a new one at each admission and preemption
     frames_in_flight   rows of the present admission that were launched and not collected
     sampling_in_flight of those, the ones that yield tokens: at least one each, unless the request ends before
@@ -65,6 +66,7 @@ class Request:
         self.replays = False
         self.max_total_len = 0
         self.num_scheduled = 0
+        self.num_covered = 0
         self.frames_in_flight = 0
         self.sampling_in_flight = 0
         self.num_preemptions = 0
@@ -135,14 +137,16 @@ class Request:
 
     def launch(self, row: ScheduledRow) -> None:
         """Account for a row that goes in flight: the upper bound moves by all of its tokens."""
-        self._require("launch", RequestState.RUNNING)
+        if self.state is not RequestState.RUNNING:
+            self._refuse("launch", RequestState.RUNNING)
         self.num_scheduled += row.num_tokens
         self.frames_in_flight += 1
         self.sampling_in_flight += row.samples
 
     def collect(self, row: ScheduledRow, token_ids: Sequence[int], now: float) -> None:
         """Account for a row that returned with these tokens: a decode row gives back what the device rejected."""
-        self._require("collect", RequestState.RUNNING)
+        if self.state is not RequestState.RUNNING:
+            self._refuse("collect", RequestState.RUNNING)
         self.frames_in_flight -= 1
         self.sampling_in_flight -= row.samples
         if not row.is_prefilling:
@@ -186,8 +190,10 @@ class Request:
         self.sampling_in_flight = 0
 
     def _require(self, action: str, *states: RequestState) -> None:
-        if self.state in states:
-            return
+        if self.state not in states:
+            self._refuse(action, *states)
+
+    def _refuse(self, action: str, *states: RequestState) -> NoReturn:
         wanted = " or ".join(state.name for state in states)
         raise RuntimeError(f"request {self.request_id!r}: cannot {action} in state {self.state.name}, only in {wanted}")
 

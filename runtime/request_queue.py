@@ -60,6 +60,7 @@ class RequestQueue:
         request = self.waiting.popleft()
         slot = self.slots.acquire()
         new_blocks = self.blocks.allocate(request.request_id, coverage)
+        request.num_covered = self.blocks.covered(request.request_id)
         request.admit(slot, next(self._epochs), replay=self._replay)
         self.running.append(request)
         admission = Admission(
@@ -77,7 +78,9 @@ class RequestQueue:
     def extend(self, request: Request, coverage: int) -> list[BlockWrite]:
         """Blocks for `coverage` positions of a running request."""
         assert request.slot is not None
-        return [BlockWrite(request.slot, column, block) for column, block in self.blocks.extend(request.request_id, coverage)]
+        new_blocks = self.blocks.extend(request.request_id, coverage)
+        request.num_covered = self.blocks.covered(request.request_id)
+        return [BlockWrite(request.slot, column, block) for column, block in new_blocks]
 
     def preempt_latest(self) -> None:
         """Recompute later: blocks and slot are free at once, also for rows of the step that is being planned.

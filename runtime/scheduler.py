@@ -140,7 +140,7 @@ class Scheduler:
 
     def _schedule_running(self, draft: StepDraft) -> bool:
         """Rows of running requests by arrival. False when blocks ran out, whether a preemption helped or not."""
-        enough_blocks = True
+        enough_blocks, reach = True, self._reach.of_row(draft.num_drafts)
         for request in tuple(self._queue.running):
             if request.state is not RequestState.RUNNING:
                 break  # it was preempted for an earlier one in this loop, and so were all behind it
@@ -152,8 +152,8 @@ class Scheduler:
             # batch; a request that skips a step keeps its drafts on the device.
             if num_tokens == 0:
                 continue
-            # Prefill rows were covered when they were admitted.
-            if not request.is_prefilling:
+            # Prefill rows were covered when they were admitted, and nearly all decode rows by earlier steps.
+            if request.num_scheduled + reach > request.num_covered and not request.is_prefilling:
                 coverage = self._reach.decode_coverage(request, draft.num_drafts)
                 if not self.blocks.covers(request.request_id, coverage):
                     if not self.blocks.can_cover(request.request_id, coverage):

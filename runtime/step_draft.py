@@ -45,8 +45,11 @@ class RowReach:
         there, through the same table when it keeps K/V of its own. That makes s + 2 (1 + k) where k never changes, or
         s + 1 without drafts. The device writes nothing at or past max_model_len.
         """
-        reach = 1 + num_drafts + self._limits.query_len if self._limits.num_speculative_tokens else 1
-        return min(self.start_upper(request, ahead) + reach, self._max_model_len)
+        return min(self.start_upper(request, ahead) + self.of_row(num_drafts), self._max_model_len)
+
+    def of_row(self, num_drafts: int) -> int:
+        """Positions from where a decode row begins to the last that it and the proposer behind it may write."""
+        return 1 + num_drafts + self._limits.query_len if self._limits.num_speculative_tokens else 1
 
 
 @dataclass

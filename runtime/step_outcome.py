@@ -28,13 +28,8 @@ class StepOutcome:
         """Block the host until this step's outcome has arrived: the one wait of a steady step (and one more for log probabilities,
         which leave the device right behind it)."""
         rows = self._ring.collect(self.plan.step)[: len(self.plan.rows)].tolist()
-        kept = [row[OUTCOME_FIELDS : OUTCOME_FIELDS + row[0]] for row in rows]
-        return StepResult(
-            sampled=[row[OUTCOME_FIELDS:] for row in rows],
-            num_sampled=[row[0] for row in rows],
-            num_drafts=[row[1] for row in rows],
-            finished=[row[2] for row in rows],
-            nothing_left=[row[3] for row in rows],
-            logprobs={} if self._logprobs is None else self._logprobs.collect(kept),
-            prompt_logprobs={} if self._prompt_logprobs is None else self._prompt_logprobs.collect(),
-        )
+        num_sampled, num_drafts, finished, nothing_left = list(zip(*rows, strict=True))[:OUTCOME_FIELDS]
+        sampled = [row[OUTCOME_FIELDS:] for row in rows]
+        logprobs = {} if self._logprobs is None else self._logprobs.collect([s[:n] for s, n in zip(sampled, num_sampled, strict=True)])
+        of_prompts = {} if self._prompt_logprobs is None else self._prompt_logprobs.collect()
+        return StepResult(sampled, num_sampled, num_drafts, finished, nothing_left, logprobs, of_prompts)

@@ -143,7 +143,7 @@ MUTATIONS = (
         "what-was-observed-changes-nothing",
         "9e-62",
         "runtime/draft_lengths.py",
-        "        self.acceptance.observe(scheduled, accepted)\n        self._tokens.clear()\n",
+        "        self.acceptance.observe(scheduled, accepted)\n        self._forget()\n",
         "        self.acceptance.observe(scheduled, accepted)\n",
         test="tests/test_draft_lengths.py::test_what_pays_is_chosen",
         text="the length that is believed to pay at first stays for good",
