@@ -20,9 +20,13 @@ def forms_of(name: str, outputs: int, depth: int) -> list[Form | None]:
     return [*layouts_of(*shape), *flow_layouts_of(*shape), *wide_layouts_of(*shape), None]
 
 
+_LITTLE_SHARED = (12, 0)
+"""Compute capability from which on a block has 99 KiB of shared memory again, in place of Hopper's 227."""
+
+
 def has_own_form(form: Form | None, compute_capability: tuple[int, int]) -> bool:
-    """Does a GPU of this capability have the instructions that a form was made for? Elsewhere it need not be measured. form: None,
-    the library's product, runs anywhere."""
+    """Does a GPU of this capability have the instructions, and the shared memory, that a form was made for? Elsewhere it need not
+    be measured. form: None, the library's product, runs anywhere."""
     if isinstance(form, WideLayout | WideHead):
         return warp_groups_at(compute_capability)
-    return compute_capability >= HOPPER if isinstance(form, FlowLayout) else True
+    return HOPPER <= compute_capability < _LITTLE_SHARED if isinstance(form, FlowLayout) else True

@@ -66,9 +66,12 @@ class CudaDevice(DeviceState[CudaCapture]):
         self._heap = CudaHeap(self, self._check_host_access)
         self._compiler = CudaCompiler(self.name)
         self._failed = False
-        with self.reports("opening the GPU"):
+        try:
             cupy.cuda.Device(0).use()
             runtime.free(0)  # creates the context
+        except runtime.CUDARuntimeError as error:
+            why = no_room(self.name) if out_of_memory(error) else "see in nvidia-smi who holds it, and in what mode it is"
+            raise DeviceError(f"{self.name} cannot be opened: {error}: {why}; or set device = cpu") from error
 
     @property
     def description(self) -> str:
@@ -167,12 +170,14 @@ class CudaDevice(DeviceState[CudaCapture]):
 
     def stream(self, name: str) -> CudaStream:
         self._refuse_closed()
-        return CudaStream(self, name)
+        with self.reports(f"making stream `{name}`"):
+            return CudaStream(self, name)
 
     def event(self, name: str = "event", *, timing: bool = False) -> CudaEvent:
         """timing: the event can tell milliseconds_since another."""
         self._refuse_closed()
-        return CudaEvent(self, name, timing=timing)
+        with self.reports(f"making event `{name}`"):
+            return CudaEvent(self, name, timing=timing)
 
     def synchronize(self) -> None:
         """Block the host until everything has run."""
@@ -186,12 +191,15 @@ class CudaDevice(DeviceState[CudaCapture]):
         if self._closed:
             return
         self.refuse_in_capture("close of the device")
-        if not self._failed:
-            self.synchronize()
-            for close in self.closers:
-                close()
-        self._heap.release_all()
-        self._end()
+        try:
+            if not self._failed:
+                self.synchronize()
+                with self.reports("close of the device"):
+                    for close in self.closers:
+                        close()
+        finally:
+            self._heap.release_all()
+            self._end()
 
     def __enter__(self) -> CudaDevice:
         return self

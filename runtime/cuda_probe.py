@@ -52,8 +52,8 @@ def cuda_unavailable() -> str | None:
     """Why a CUDA device cannot be opened, with the remedy; None when it can. Touches no memory of the GPU."""
     try:
         import cupy
-    except ImportError as error:
-        if error.name == "cupy":
+    except Exception as error:  # a package of another NumPy, Python or CUDA fails as it likes
+        if isinstance(error, ImportError) and error.name == "cupy":
             return "CuPy is not installed; pip install draftgraph[cu12] or draftgraph[cu13]"
         return f"CuPy cannot be imported ({error}); install one of draftgraph[cu12] and draftgraph[cu13] anew"
     runtime = cupy.cuda.runtime

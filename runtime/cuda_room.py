@@ -26,5 +26,8 @@ def out_of_memory(error: BaseException | None) -> bool:
 
 def no_room(gpu: str) -> str:
     """The rest of a message: what is free on the GPU of that name, and the remedy."""
-    free, total = runtime.memGetInfo()
+    try:
+        free, total = runtime.memGetInfo()
+    except runtime.CUDARuntimeError:  # so little that not even the question can be asked
+        return f"other programs hold all of {gpu}; {REMEDY}"
     return f"{free:,} of {total:,} bytes are free on {gpu}; {REMEDY}"

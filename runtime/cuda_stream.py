@@ -13,6 +13,7 @@ from graphs.cublas import Cublas
 from graphs.launch import Array, Grid
 from kernels.lang import Kernel, cuda
 from runtime.cuda_capture import CapturedPoint, CudaCapture
+from runtime.cuda_room import out_of_memory
 from runtime.cuda_work import CudaWork, bind_copy, bind_fill, bind_launch, bind_product, product_matrices
 from runtime.errors import DeviceError
 from runtime.side_stream import SideStream
@@ -107,8 +108,15 @@ class CudaStream(SideStream):
     @cached_property
     def cublas(self) -> Cublas:
         """Made at the first product: its workspace is 64 MiB."""
-        with self.device.reports(f"cuBLAS on stream `{self.name}`"):
+        try:
             handle = Cublas(self.pointer, self.device.algorithms)
+        except Exception as error:  # whatever the bindings make of a library that is not there
+            if out_of_memory(error):
+                self.device.report(error, f"start of cuBLAS on stream `{self.name}`")
+            raise DeviceError(
+                f"cuBLAS cannot be started on {self.device.name}: {type(error).__name__}: {error}; it comes with draftgraph[cu12] "
+                "and draftgraph[cu13]: install anew the one that fits the driver"
+            ) from error
         self.device.closers.append(handle.close)
         return handle
 
@@ -154,7 +162,11 @@ class CudaStream(SideStream):
         if self.device.restricted:
             self.device.refuse_in_capture(f"record on stream `{self.name}`, which takes no part in it")
         self._before.clear()
-        event.event.record(self.stream)
+        try:
+            event.event.record(self.stream)
+        except Exception as error:
+            self.device.report(error, f"record of event `{event.name}` on stream `{self.name}`")
+            raise
         event.recorded, event.captured = True, None
 
     def wait(self, event: CudaEvent) -> None:
@@ -168,7 +180,11 @@ class CudaStream(SideStream):
                 f"stream `{self.name}` waits for event `{event.name}`, which was never recorded: nothing would order it"
             )
         self._before.clear()
-        self.stream.wait_event(event.event)
+        try:
+            self.stream.wait_event(event.event)
+        except Exception as error:
+            self.device.report(error, f"wait of stream `{self.name}` for event `{event.name}`")
+            raise
 
     def let_fork(self) -> None:
         """Give this stream one beside it, and make now what its products need: a capture could not."""
@@ -188,7 +204,8 @@ class CudaStream(SideStream):
     def query(self) -> bool:
         """Has everything on this stream run?"""
         self.device.refuse_in_capture(f"query of stream `{self.name}`")
-        return bool(self.stream.done)
+        with self.device.reports(f"query of stream `{self.name}`"):
+            return bool(self.stream.done)
 
     def capture(self, name: str = "graph") -> CudaCapture:
         """A context in which everything put on this stream is recorded instead of run. Its `.graph` is the result."""

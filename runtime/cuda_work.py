@@ -12,7 +12,7 @@ import numpy as np
 
 from graphs import cublas
 from graphs.capture import copy_async, fill_async
-from graphs.direct_launch import DirectLaunch, Word, allow_shared, array_words, even_share
+from graphs.direct_launch import DirectLaunch, DriverError, Word, allow_shared, array_words, even_share
 from graphs.launch import Array, Grid
 from kernels.lang import Kernel, float32, int32
 from kernels.lang_overlap import HOPPER
@@ -112,8 +112,13 @@ def bind_launch(stream: CudaStream, kernel: Kernel, grid: Grid, block: int, args
     can_overlap = kernel.overlap and stream.device.overlaps
     shared = kernel.shared if hopper else 0
     if shared:
-        with stream.device.reports(f"shared memory of {kernel.name}"):
+        try:
             allow_shared(function, shared)
+        except DriverError as error:
+            raise DeviceError(
+                f"kernel {kernel.name} needs {shared:,} bytes of shared memory in a block, which {stream.device.name} refuses "
+                f"({error}); set device = cpu"
+            ) from error
     elif kernel.spread and can_overlap:
         with stream.device.reports(f"room for {kernel.name}"):
             shared = even_share(function, x * cluster * y * z)

@@ -178,7 +178,12 @@ def open_device(
         return VirtualDevice(executor, schedule=schedule, seed=seed, detect=detect, poison=poison)
     if resolved == "cuda":
         refuse_absent_gpu(kind)
-        from runtime.cuda_device import CudaDevice  # imports CuPy, which most machines lack
-
+        try:
+            from runtime.cuda_device import CudaDevice  # imports CuPy and nvmath-python, which most machines lack
+        except (ImportError, OSError, RuntimeError) as error:
+            raise DeviceError(
+                f"device = cuda: a library of it cannot be loaded ({error}); install one of draftgraph[cu12] and draftgraph[cu13] "
+                "anew, or set device = cpu"
+            ) from error
         return CudaDevice(poison=poison, overlap=overlap)
     raise DeviceError(f"device = {kind!r}; use auto, cpu, simulator or cuda")

@@ -122,14 +122,14 @@ def idle_gpu() -> Iterator[Any]:
         import runtime.cuda_device as module
         from graphs.direct_launch import DirectLaunch
         from runtime.cuda_memory import CudaArray
-        from runtime.cuda_stream import CudaStream
 
         vars(sys.modules["runtime.cuda_stream"])["cuda"] = SimpleNamespace(external_stream=_nothing)
         vars(sys.modules["runtime.cuda_work"])["fill_async"] = _nothing
         vars(sys.modules["runtime.cuda_work"])["allow_shared"] = _nothing
         module.CudaDevice.compile = lambda self, kernel, types, block: 0  # type: ignore[method-assign]
         CudaArray.numba = SimpleNamespace(_numba_type_=None)  # type: ignore[assignment, method-assign]
-        CudaStream.cublas = SimpleNamespace(product=lambda *matrices: _nothing, warm_up=_nothing)  # type: ignore[assignment, method-assign]
+        library = SimpleNamespace(product=lambda *matrices: _nothing, warm_up=_nothing, close=_nothing)
+        vars(sys.modules["runtime.cuda_stream"])["Cublas"] = lambda *arguments: library
         DirectLaunch.__init__ = _nothing_at_all  # type: ignore[assignment, method-assign]
         DirectLaunch.issue = _nothing  # type: ignore[assignment, method-assign]
         yield module

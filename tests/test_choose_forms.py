@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
+from graphs.flow_ops import FlowLayout
+from graphs.product_forms import forms_of, has_own_form
+from graphs.wide_ops import WideLayout
 from runtime.models.choose_forms import CLOSE, MOST_SETS, Places, close_sets, fastest_places, first_of_fastest
 
 FIRST = {"down": 0, "gate_up": 0}
@@ -101,3 +104,16 @@ def test_the_floor_is_no_less_than_what_turns_are_off_by() -> None:
     off = [0.995, 1.0, 1.005]
     assert first_of_fastest(off, [1.0] * 3, [share * 0.992 for share in off]) == 0
     assert first_of_fastest(off, [1.0] * 3, [share * 0.98 for share in off]) == 1
+
+
+@pytest.mark.parametrize(
+    ("capability", "flow", "wide"),
+    [((8, 0), False, False), ((8, 9), False, False), ((9, 0), True, True), ((10, 0), True, False), ((12, 0), False, False)],
+)
+def test_forms_are_for_gpus_that_have_what_they_need(capability: tuple[int, int], flow: bool, wide: bool) -> None:
+    """Instructions, and from capability 12 on shared memory: a block has less than half of Hopper's there."""
+    forms = forms_of("gate_up", 24576, 4096)
+    assert {type(form) for form in forms} > {FlowLayout, WideLayout}
+    for form in forms:
+        wanted = {FlowLayout: flow, WideLayout: wide}.get(type(form), True)
+        assert has_own_form(form, capability) is wanted, form

@@ -103,6 +103,95 @@ def test_a_kernel_that_cannot_be_had(module: Any, text: str, kind: type[Exceptio
         compiler.handle(kernel, (), 32)
 
 
+def test_a_gpu_that_others_fill_is_not_opened_and_says_so(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no room for a context, nobody can say how much is free."""
+    calls = sys.modules["cupy.cuda"].runtime
+    monkeypatch.setattr(calls, "free", failing(NO_MEMORY))
+    monkeypatch.setattr(calls, "memGetInfo", failing(NO_MEMORY))
+    with pytest.raises(DeviceError, match=r"idle cannot be opened: .*: other programs hold all of idle; .*or set device = cpu"):
+        module.CudaDevice()
+    monkeypatch.setattr(calls, "free", failing("cudaErrorDevicesUnavailable: busy or unavailable"))
+    with pytest.raises(DeviceError, match=r"idle cannot be opened: .*unavailable: see in nvidia-smi .*; or set device = cpu"):
+        module.CudaDevice()
+
+
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        (lambda stream, event: stream.record(event), "record of event `e` on stream `s`"),
+        (lambda stream, event: stream.wait(event), "wait of stream `s` for event `e`"),
+        (lambda stream, event: event.synchronize(), "wait for event `e`"),
+        (lambda stream, event: event.query(), "query of event `e`"),
+        (lambda stream, event: stream.query(), "query of stream `s`"),
+        (lambda stream, event: stream.synchronize(), "synchronize of stream `s`"),
+        (lambda stream, event: stream.device.synchronize(), "synchronize of the device"),
+        (lambda stream, event: stream.device.event("f"), "making event `f`"),
+        (lambda stream, event: stream.device.stream("t"), "making stream `t`"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_error_of_a_kernel_is_told_whichever_call_it_shows_at(
+    module: Any, monkeypatch: pytest.MonkeyPatch, call: Callable[[Any, Any], Any], what: str
+) -> None:
+    """CUDA reports it at the next call, whatever that asks for."""
+    illegal = failing("cudaErrorIllegalAddress: an illegal memory access")
+    device = module.CudaDevice()
+    stream, event = device.stream("s"), device.event("e")
+    stream.record(event)
+    monkeypatch.setattr(sys.modules["runtime.cuda_device"], "_CUDA_PACKAGES", {"builtins"})
+    for kind, names in ((idle_gpu._Event, ("record", "synchronize", "__init__")), (idle_gpu._Stream, ("wait_event", "__init__"))):
+        for name in names:
+            monkeypatch.setattr(kind, name, illegal)
+    for kind in (idle_gpu._Event, idle_gpu._Stream):
+        monkeypatch.setattr(kind, "done", property(illegal))
+    for name in ("streamSynchronize", "deviceSynchronize"):
+        monkeypatch.setattr(sys.modules["cupy.cuda"].runtime, name, illegal)
+    with pytest.raises(DeviceError, match=rf"^{what} failed on idle: cudaErrorIllegalAddress.*compute-sanitizer"):
+        call(stream, event)
+    device.close()
+
+
+def test_a_device_that_fails_as_it_closes_gives_its_memory_back(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["runtime.cuda_device"], "_CUDA_PACKAGES", {"builtins"})
+    device = module.CudaDevice()
+    device.array("x", (4,), np.int32)
+    monkeypatch.setattr(sys.modules["cupy.cuda"].runtime, "deviceSynchronize", failing("cudaErrorLaunchFailure"))
+    with pytest.raises(DeviceError, match="synchronize of the device failed on idle: cudaErrorLaunchFailure"):
+        device.close()
+    assert device.allocated_bytes()["device"] == 0
+    device.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("no libcublas.so.13"), r"cuBLAS cannot be started on idle: .*so.13; it comes with draftgraph\[cu12\]"),
+        (MemoryError("Out of memory allocating 67,108,864 bytes"), rf"start of cuBLAS on stream `s` {NO_ROOM}"),
+    ],
+    ids=["missing", "full"],
+)
+def test_a_library_of_products_that_does_not_start(
+    module: Any, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+) -> None:
+    monkeypatch.setitem(vars(sys.modules["runtime.cuda_stream"]), "Cublas", MagicMock(side_effect=error))
+    monkeypatch.setattr(sys.modules["runtime.cuda_device"], "_CUDA_PACKAGES", {"builtins"})
+    stream = module.CudaDevice().stream("s")
+    with pytest.raises(DeviceError, match=said):
+        _ = stream.cublas
+
+
+def test_a_block_that_wants_more_shared_memory_than_there_is(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = sys.modules["graphs.direct_launch"].DriverError  # type: ignore[attr-defined]
+    work = vars(sys.modules["runtime.cuda_work"])
+    monkeypatch.setitem(work, "allow_shared", failing("CUDA_ERROR_INVALID_VALUE", error))
+    monkeypatch.setitem(work, "check_launch", MagicMock())
+    kernel = MagicMock(params=(), cluster=1, overlap=False, shared=209_168)
+    kernel.name = "flow_project"
+    said = r"kernel flow_project needs 209,168 bytes of shared memory in a block, which idle refuses \(CUDA_ERROR_INVALID_VALUE\)"
+    with module.CudaDevice() as device, pytest.raises(DeviceError, match=said):
+        device.stream("s").launch(kernel, 1, 32)
+
+
 def test_an_engine_that_finds_no_memory_for_its_graphs_ends_with_the_message(
     module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

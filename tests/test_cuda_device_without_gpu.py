@@ -111,3 +111,33 @@ def test_a_gpu_that_is_asked_for_and_absent_is_told_before_anything_else(
     result = CliRunner().invoke(app, [command, str(config), "--set", "device=cuda", "-q"])
     assert result.exit_code == 2
     assert result.stderr == "error: device = cuda: CuPy finds no GPU; check CUDA_VISIBLE_DEVICES; or set device = cpu\n"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ImportError("libnvJitLink.so.13: cannot open shared object file"), RuntimeError("no libcudart"), OSError("no such library")],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_library_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """CuPy is there and sees a GPU; something else that an extra brings is not, or is of another CUDA."""
+    stand_in(monkeypatch)
+
+    def find(name: str, *rest: object) -> None:
+        if name == "runtime.cuda_device":
+            raise error
+
+    monkeypatch.setattr(sys, "meta_path", [SimpleNamespace(find_spec=find), *sys.meta_path])
+    with pytest.raises(DeviceError, match=rf"device = cuda: a library of it cannot be loaded \({error}\); install one of .*anew"):
+        open_device("cuda")
+
+
+@pytest.mark.parametrize("error", [ImportError("numpy.core.multiarray failed"), AttributeError("row_stack")], ids=str)
+def test_a_cupy_that_does_not_fit_its_neighbours(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+
+    def find(name: str, *rest: object) -> None:
+        if name == "cupy":
+            raise error
+
+    monkeypatch.setattr(sys, "meta_path", [SimpleNamespace(find_spec=find), *sys.meta_path])
+    assert cuda_unavailable() == f"CuPy cannot be imported ({error}); install one of draftgraph[cu12] and draftgraph[cu13] anew"
