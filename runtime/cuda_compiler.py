@@ -44,7 +44,8 @@ class CudaCompiler:
                     raise DeviceError(f"kernel {kernel.name} cannot be loaded for want of memory: {no_room(self._gpu)}") from error
                 raise DeviceError(
                     f"kernel {kernel.name}({', '.join(map(str, types))}) does not compile for {self._gpu}: "
-                    f"{type(error).__name__}: {error}; check that CuPy and numba-cuda come from one extra, cu12 or cu13"
+                    f"{type(error).__name__}: {error}; check that CuPy and numba-cuda come from one extra, cu12 or cu13, and that "
+                    "the driver is no older"
                 ) from error
         most, handle = self._compiled[key]
         if block > most:
