@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kernels.publish import OUTCOME_FIELDS
 from runtime.logprob_ring import PendingLogprobs
 from runtime.plan import StepPlan, StepResult
@@ -30,6 +32,9 @@ class StepOutcome:
         rows = self._ring.collect(self.plan.step)[: len(self.plan.rows)].tolist()
         num_sampled, num_drafts, finished, nothing_left = list(zip(*rows, strict=True))[:OUTCOME_FIELDS]
         sampled = [row[OUTCOME_FIELDS:] for row in rows]
-        logprobs = {} if self._logprobs is None else self._logprobs.collect([s[:n] for s, n in zip(sampled, num_sampled, strict=True)])
-        of_prompts = {} if self._prompt_logprobs is None else self._prompt_logprobs.collect()
-        return StepResult(sampled, num_sampled, num_drafts, finished, nothing_left, logprobs, of_prompts)
+        result = StepResult(sampled, num_sampled, num_drafts, finished, nothing_left)
+        if self._logprobs is not None:
+            result = replace(result, logprobs=self._logprobs.collect([result.tokens(row) for row in range(len(rows))]))
+        if self._prompt_logprobs is not None:
+            result = replace(result, prompt_logprobs=self._prompt_logprobs.collect())
+        return result

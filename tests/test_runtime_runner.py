@@ -264,7 +264,10 @@ def test_an_admission_uploads_its_prompt_and_not_room_for_the_longest(opened: Ca
 
 def test_a_step_like_the_one_before_uploads_nothing(opened: Callable[..., tuple[Engine, Runner]]) -> None:
     """The same rows, and no block to write: the device has it all, and the tags say so. Anything else is staged whole."""
-    engine, runner = opened(scheduler__max_num_seqs=2, scheduler__block_size=16, speculator__method="none")
+    # Of four blocks two stay free, so that none is taken before a row needs it.
+    engine, runner = opened(
+        scheduler__max_num_seqs=2, scheduler__block_size=16, scheduler__num_blocks=4, speculator__method="none"
+    )
     counters, tables = runner.buffers.inputs.counters, runner.table["block_tables"]
     alone, uploads = engine.submit(PROMPT, SamplingParams(max_tokens=40, ignore_eos=True)), []
     for step in range(14):
