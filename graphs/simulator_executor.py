@@ -11,6 +11,7 @@ from numba.core.types import Number
 
 from graphs.executor import Bound, KernelArgument, twin
 from graphs.launch import Grid
+from kernels import lang_storage
 from kernels.lang import SIMULATED, Kernel
 
 
@@ -49,11 +50,31 @@ class SimulatorExecutor:
         return call
 
     def _twin(self, source: FunctionType) -> Any:
-        """`source` over the simulated device. Numba's casts look up NumPy's at each call: they become NumPy's here."""
+        """`source` over the simulated device, and what takes most of its time put in quicker words: Numba's casts, which look up
+        NumPy's at each call, become NumPy's, here and in the primitives that it calls, and `widen` a table."""
         if source not in self._twins:
             copy = twin(source, self._cuda, self._twin)
-            for name, value in copy.__globals__.items():
+            names = copy.__globals__
+            for name, value in names.items():
                 if isinstance(value, Number):
-                    copy.__globals__[name] = getattr(np, value.name)
+                    names[name] = getattr(np, value.name)
+            for name in source.__code__.co_names:
+                value = names.get(name)
+                if value is lang_storage.widen:
+                    names[name] = widen
+                elif isinstance(value, FunctionType) and value.__module__.startswith("kernels.") and value.__closure__ is None:
+                    names[name] = self._twin(value)
             self._twins[source] = copy
         return self._twins[source]
+
+
+_WIDE = tuple((np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32))
+"""The float32 of each bfloat16."""
+
+
+def widen(value: Any) -> Any:
+    """kernels.lang_storage.widen, without a look at the type's name and arithmetic of NumPy's scalars, which takes twenty times as
+    long."""
+    if value.__class__ is np.float32:
+        return value
+    return _WIDE[value] if value.__class__ is np.uint16 else lang_storage.widen(value)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-import threading
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 
 import kernels
 from tests.group_emulator import WarpGroups
+from tests.turns import Meeting
 from tests.warp_emulator import Warp
 
 _STORE = re.compile(
@@ -33,8 +33,7 @@ class _Builder:
     def __init__(self, warp: Warp) -> None:
         self._warp = warp
         self._groups = WarpGroups(warp)
-        self._barriers: dict[tuple[int, int], threading.Barrier] = {}
-        self._lock = threading.Lock()
+        self._barriers: dict[tuple[int, int], Meeting] = {}
 
     def lshr(self, value: Any, constant: Any) -> int:
         return int(value) >> int(constant.constant)
@@ -103,10 +102,7 @@ class _Builder:
     def _bar(self, text: str, args: Any) -> None:
         name, threads = (int(number) for number in re.findall(r"\d+", text))
         assert name > 0, "that is cuda.syncthreads()"
-        with self._lock:
-            key = (int(self._warp.cluster_rank()), name)
-            barrier = self._barriers.setdefault(key, threading.Barrier(threads, timeout=60))
-        barrier.wait()
+        self._barriers.setdefault((int(self._warp.cluster_rank()), name), self._warp.meeting(threads)).wait()
 
 
 def fragments_module(warp: Warp, name: str) -> ModuleType:

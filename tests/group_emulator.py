@@ -4,12 +4,12 @@ instructions". Descriptors are decoded, and the swizzle applied to addresses, as
 from __future__ import annotations
 
 import re
-import threading
 from typing import Any
 
 import numpy as np
 
 from tests.storage_cases import widened
+from tests.turns import Meeting
 from tests.warp_emulator import LANES, Warp
 
 _WARPS = 4
@@ -19,22 +19,13 @@ _PRODUCT = re.compile(
 )
 
 
-class _Group:
-    def __init__(self) -> None:
-        self.barrier = threading.Barrier(_WARPS * LANES, timeout=60)
-        self.offered: dict[int, Any] = {}
-        self.result = np.zeros((0, 0), np.float32)
-
-
 class WarpGroups:
     """Those of all blocks of `warp`. While products are under way their sums are NaN, and their operands are read when they are
     waited for: what is stored there meanwhile shows."""
 
     def __init__(self, warp: Warp) -> None:
         self._warp = warp
-        self._groups: dict[tuple[int, int], _Group] = {}
-        self._lock = threading.Lock()
-        self._local = threading.local()
+        self._groups: dict[tuple[int, int], Meeting] = {}
 
     def run(self, text: str, constraints: str, args: Any) -> tuple[np.float32, ...]:
         """The sums of this thread behind a statement: a group of products, or the wait for all such groups but the last ones."""
@@ -54,16 +45,17 @@ class WarpGroups:
             rows, weights = (int(args[int(found[i]) - count]) for i in (4, 5))
             asked.append((found[2], rows, weights))
         if not self._under_way:
-            self._local.sums = args[:count]
+            self._warp.local.sums = args[:count]
         self._under_way.append(tuple(asked))
         return (np.float32(np.nan),) * count
 
     @property
     def _under_way(self) -> list[tuple[tuple[str, int, int], ...]]:
         """Groups of products that this thread has not waited for: of each storage type, and descriptors of rows and weights."""
-        if not hasattr(self._local, "products"):
-            self._local.products = []
-        products: list[tuple[tuple[str, int, int], ...]] = self._local.products
+        local = self._warp.local
+        if not hasattr(local, "products"):
+            local.products = []
+        products: list[tuple[tuple[str, int, int], ...]] = local.products
         return products
 
     def _check(self, constraints: str, count: int) -> None:
@@ -75,22 +67,25 @@ class WarpGroups:
         thread, count = int(self._warp.threadIdx.x), len(args)
         if not self._under_way:
             return tuple(args)
-        with self._lock:
-            group = self._groups.setdefault((int(self._warp.cluster_rank()), thread // (_WARPS * LANES)), _Group())
+        meeting = self._groups.setdefault(
+            (int(self._warp.cluster_rank()), thread // (_WARPS * LANES)), self._warp.meeting(_WARPS * LANES)
+        )
         done = max(len(self._under_way) - left, 0)
-        group.offered[thread] = tuple(self._under_way[:done])
+        offered = tuple(self._under_way[:done])
         del self._under_way[:done]
-        if group.barrier.wait() == 0:
-            (products,) = set(group.offered.values())  # the same for all threads
-            group.offered.clear()
-            group.result = np.zeros((64, 2 * count), np.float32)
-            for kind, rows, weights in (each for of_group in products for each in of_group):
-                group.result += self._operand(rows, 64, kind) @ self._operand(weights, 2 * count, kind).T
-        group.barrier.wait()
+        result = meeting.wait(offered, lambda offers: self._products(offers, 2 * count))
         row, column = thread // LANES % _WARPS * 16 + thread % LANES // 4, 2 * (thread % 4)
         places = [(row + i // 2 % 2 * 8, column + i // 4 * 8 + i % 2) for i in range(count)]
-        self._local.sums = [total + group.result[place] for total, place in zip(self._local.sums, places, strict=True)]
-        return tuple(map(np.float32, self._local.sums)) if not self._under_way else (np.float32(np.nan),) * count
+        local = self._warp.local
+        local.sums = [total + result[place] for total, place in zip(local.sums, places, strict=True)]
+        return tuple(map(np.float32, local.sums)) if not self._under_way else (np.float32(np.nan),) * count
+
+    def _products(self, offers: list[Any], width: int) -> np.ndarray:
+        (products,) = set(offers)  # the same for all threads
+        result = np.zeros((64, width), np.float32)
+        for kind, rows, weights in (each for of_group in products for each in of_group):
+            result += self._operand(rows, 64, kind) @ self._operand(weights, width, kind).T
+        return result
 
     def _operand(self, descriptor: int, height: int, kind: str) -> np.ndarray:
         """[height, 16] float32: what a descriptor names, each row a line of 128 bytes in swizzled groups of eight."""

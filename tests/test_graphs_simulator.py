@@ -7,10 +7,11 @@ import threading
 import numpy as np
 import pytest
 
+from kernels import lang_storage
 from kernels.lang import SIMULATED, block_sum, cuda, f32, i32, kernel
 
 if SIMULATED:
-    from graphs.simulator_executor import SimulatorExecutor
+    from graphs.simulator_executor import SimulatorExecutor, widen
 
 pytestmark = pytest.mark.skipif(not SIMULATED, reason="this process has Numba without its simulator")
 
@@ -121,3 +122,13 @@ def test_a_thread_that_fails_ends_the_launch_and_its_threads(block: int) -> None
     out = np.zeros(2, np.float32)
     executor.bind(sums, 2, block, (out, np.ones((2, 8), np.float32)))()
     assert out.tolist() == [block, block]
+
+
+@pytest.mark.parametrize("kind", ["uint16", "int16", "float16", "float32"])
+def test_a_stored_element_widens_as_its_kernel_says(kind: str) -> None:
+    """Each bfloat16 and each float16 there is."""
+    values = np.arange(1 << 16, dtype=np.uint16).view(kind) if kind != "float32" else np.array([0.1, -0.0, np.nan], np.float32)
+    with np.errstate(over="ignore"):
+        found, expected = (np.array([form(value) for value in values]) for form in (widen, lang_storage.widen))
+    assert found.dtype == expected.dtype == np.float32
+    assert found.tobytes() == expected.tobytes()

@@ -1,4 +1,4 @@
-"""Thirty-two Python threads as one warp, and the instructions of kernels/lang_mma.py as their manual describes them.
+"""Thirty-two Python threads in turn as one warp, and the instructions of kernels/lang_mma.py as their manual describes them.
 
 With it the GPU forms of primitives (kernels/*_gpu.py), which neither the simulator nor a CPU can run, are checked from their own
 source: which lane loads what, and where each product lands. Layouts: PTX ISA 8, section "Matrix fragments for mma.m16n8k16".
@@ -6,7 +6,6 @@ source: which lane loads what, and where each product lands. Layouts: PTX ISA 8,
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -15,26 +14,18 @@ import numpy as np
 
 from tests.emulated_memory import Words, load16
 from tests.storage_cases import widened
+from tests.turns import Meeting, Turns
 
 LANES = 32
-
-
-class _Team:
-    """What the lanes of one warp share."""
-
-    def __init__(self) -> None:
-        self.barrier = threading.Barrier(LANES, timeout=60)
-        self.offered: list[Any] = [None] * LANES
-        self.result = np.zeros((16, 8), np.float32)
 
 
 class _CountedBarrier:
     """Of kernels/lang_bulk.py, in shared memory."""
 
     def __init__(self, arrivals: int) -> None:
-        self.changed = threading.Condition()
         self.arrivals, self.arrived, self.announced, self.phase = arrivals, 0, 0, 0
         self.runs: list[tuple[int, np.ndarray]] = []
+        self.waiting: list[Any] = []
 
     def is_full(self) -> bool:
         return self.arrived == self.arrivals and sum(len(run) for _, run in self.runs) == self.announced
@@ -45,11 +36,11 @@ class Warp:
     number of times, as on the hardware."""
 
     def __init__(self, warps: int = 1, blocks: int = 1) -> None:
-        self._local = threading.local()
-        self._teams = [_Team() for _ in range(warps * blocks)]
+        self._turns = Turns()
         self._warps, self._blocks = warps, blocks
-        self._block_barriers = [threading.Barrier(LANES * warps, timeout=60) for _ in range(blocks)]
-        self._cluster_barrier = threading.Barrier(LANES * warps * blocks, timeout=60)
+        self._teams = [self.meeting(LANES) for _ in range(warps * blocks)]
+        self._block_barriers = [self.meeting(LANES * warps) for _ in range(blocks)]
+        self._cluster_barrier = self.meeting(LANES * warps * blocks)
         self._memories: list[dict[int, np.ndarray]] = [{} for _ in range(blocks)]  # shared, by 16 bytes
         self._seen: list[dict[int, np.ndarray]] = [{} for _ in range(blocks)]  # of that, what warp groups see
         self._engines: list[dict[int, _CountedBarrier]] = [{} for _ in range(blocks)]
@@ -66,34 +57,35 @@ class Warp:
         return self._engines[self._local.block]
 
     @property
-    def _team(self) -> _Team:
+    def _team(self) -> Meeting:
         return self._teams[self._local.block * self._warps + self._local.warp]
+
+    @property
+    def _local(self) -> SimpleNamespace:
+        return self._turns.local
+
+    @property
+    def local(self) -> SimpleNamespace:
+        """What the running thread keeps for itself."""
+        return self._turns.local
+
+    def meeting(self, threads: int) -> Meeting:
+        """A barrier of as many threads."""
+        return Meeting(self._turns, threads)
 
     def lane(self) -> np.int32:
         return np.int32(self._local.lane)
 
     def run(self, function: Callable[..., None], *args: Any) -> None:
         """Call `function` from every lane, and wait for them. Raises the first error of a lane."""
-        errors: list[BaseException] = []
 
         def body(thread: int) -> None:
             warp, self._local.lane = divmod(thread, LANES)
             self._local.block, self._local.warp = divmod(warp, self._warps)
             self._local.pending, self._local.groups, self._local.unseen = [], [], {}
-            try:
-                function(*args)
-            except BaseException as error:
-                errors.append(error)
-                for barrier in (*(team.barrier for team in self._teams), *self._block_barriers, self._cluster_barrier):
-                    barrier.abort()
+            function(*args)
 
-        threads = [threading.Thread(target=body, args=(thread,)) for thread in range(LANES * self._warps * self._blocks)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
+        self._turns.run(body, LANES * self._warps * self._blocks)
 
     @property
     def threadIdx(self) -> SimpleNamespace:  # noqa: N802 - as cuda has it
@@ -178,9 +170,8 @@ class Warp:
 
     def barrier_expect(self, barrier: Any, size: Any) -> None:
         held = self._engine[int(barrier)]
-        with held.changed:
-            held.arrived, held.announced = held.arrived + 1, held.announced + int(size)
-            held.changed.notify_all()
+        held.arrived, held.announced = held.arrived + 1, held.announced + int(size)
+        self._turns.wake(held.waiting)
 
     def copy_run(self, address: Any, array: np.ndarray, offset: Any, size: Any, barrier: Any, policy: Any) -> None:
         """Its place holds NaN from now on, and the run when the barrier's phase ends: the engine may write at any time between."""
@@ -193,24 +184,23 @@ class Warp:
         run = array.reshape(-1).view(np.uint8)[start : start + int(size)].copy()
         assert len(run) == int(size), "reads beyond the array"
         held = self._engine[int(barrier)]
-        with held.changed:
-            held.runs.append((int(address), run))
-            for at in range(int(address), int(address) + len(run), 16):
-                self._memory[at] = np.full(16, 0xFF, np.uint8)
-            held.changed.notify_all()
+        held.runs.append((int(address), run))
+        for at in range(int(address), int(address) + len(run), 16):
+            self._memory[at] = np.full(16, 0xFF, np.uint8)
+        self._turns.wake(held.waiting)
 
     def barrier_wait(self, barrier: Any, parity: Any) -> None:
         held = self._engine[int(barrier)]
-        with held.changed:
-            assert held.changed.wait_for(lambda: held.phase & 1 != int(parity) or held.is_full(), timeout=60)
-            if held.phase & 1 != int(parity):
-                return
-            for address, run in held.runs:
-                for i in range(0, len(run), 16):
-                    self._memory[address + i] = run[i : i + 16]
-            held.arrived, held.announced, held.phase = 0, 0, held.phase + 1
-            held.runs.clear()
-            held.changed.notify_all()
+        while held.phase & 1 == int(parity):
+            if held.is_full():
+                for address, run in held.runs:
+                    for i in range(0, len(run), 16):
+                        self._memory[address + i] = run[i : i + 16]
+                held.arrived, held.announced, held.phase = 0, 0, held.phase + 1
+                held.runs.clear()
+                self._turns.wake(held.waiting)
+            else:
+                self._turns.park_with(held.waiting)
 
     def runs_under_way(self) -> int:
         """Runs that were asked for and for which nobody waited."""
@@ -226,15 +216,15 @@ class Warp:
     def read_matrices(self, address: Any, *, transposed: bool = False) -> Words:
         """A word of each of four matrices; NaN where nothing was stored. Refuses rows of a matrix that meet in a bank."""
         assert int(address) % 16 == 0
-        rows = self.combine(address, lambda lane: list(range(LANES)), lambda addresses: addresses)
-        places = [{int(row) // 16 % 8 for row in rows[8 * i : 8 * i + 8]} for i in range(4)]
-        assert all(len(of_matrix) == 8 for of_matrix in places), "rows of a matrix meet in a bank"
+
+        def matrices(rows: list[Any]) -> list[np.ndarray]:
+            places = [{int(row) // 16 % 8 for row in rows[8 * i : 8 * i + 8]} for i in range(4)]
+            assert all(len(of_matrix) == 8 for of_matrix in places), "rows of a matrix meet in a bank"
+            whole = np.array([self.read16(row) for row in rows], np.uint32).view(np.uint16).reshape(4, 8, 8)
+            return list(np.ascontiguousarray(whole.swapaxes(1, 2) if transposed else whole).view(np.uint32))
+
         group, quad = divmod(self._local.lane, 4)
-        words = []
-        for i in range(4):
-            matrix = np.array([self.read16(row) for row in rows[8 * i : 8 * i + 8]], np.uint32).view(np.uint16)
-            words.append((matrix.T if transposed else matrix)[group, 2 * quad : 2 * quad + 2].copy().view(np.uint32)[0])
-        return tuple(words)
+        return tuple(matrix[group, quad] for matrix in self._team.wait(address, matrices))
 
     def write2(self, address: Any, word: Any) -> None:
         slot, byte = divmod(int(address), 16)
@@ -256,10 +246,10 @@ class Warp:
         self._memory.setdefault(slot * 16, np.full(16, 0xFF, np.uint8)).view(np.float32)[byte // 4] = value
 
     def barrier(self) -> None:
-        self._team.barrier.wait()
+        self._team.wait()
 
     def syncwarp(self) -> None:
-        self._team.barrier.wait()
+        self._team.wait()
 
     def broadcast(self, value: Any, source: Any) -> Any:
         """Refuses what Numba has no shuffle for: the common form would be compiled in its place, and yield each lane its own."""
@@ -273,12 +263,8 @@ class Warp:
 
     def combine(self, value: Any, lanes: Callable[[int], list[int]], operation: Callable[..., Any]) -> Any:
         """`operation` over what the lanes of lanes(own lane) offer."""
-        team = self._team
-        team.offered[self._local.lane] = value
-        team.barrier.wait()
-        result = operation([team.offered[lane] for lane in lanes(self._local.lane)])
-        team.barrier.wait()
-        return result
+        offered = self._team.wait(value)
+        return operation([offered[lane] for lane in lanes(self._local.lane)])
 
     @property
     def _pending(self) -> list[tuple[int, Words]]:
@@ -292,24 +278,22 @@ class Warp:
 
     def mma(self, dtype: str, sums: Any, a0: Any, a1: Any, a2: Any, a3: Any, b0: Any, b1: Any) -> tuple[np.float32, ...]:
         """D = A [16, 16] @ B [16, 8] + C, from the registers of all lanes."""
-        lane = self._local.lane
-        team = self._team
-        team.offered[lane] = (a0, a1, a2, a3, b0, b1)
-        if team.barrier.wait() == 0:
-            a, b = np.zeros((16, 16), np.float32), np.zeros((16, 8), np.float32)
-            for other, registers in enumerate(team.offered):
-                group, quad = divmod(other, 4)
-                kind = np.uint16 if dtype == "bfloat16" else np.float16
-                values = [widened(np.array([word], np.uint32).view(kind)) for word in registers]
-                for index, pair in enumerate(values[:4]):
-                    column = 2 * quad + 8 * (index // 2)
-                    a[group + 8 * (index % 2), column : column + 2] = pair
-                for index, pair in enumerate(values[4:]):
-                    row = 2 * quad + 8 * index
-                    b[row : row + 2, group] = pair
-            team.result = a @ b
-            self.products += 1
-        team.barrier.wait()
-        group, quad = divmod(lane, 4)
+        group, quad = divmod(self._local.lane, 4)
+        result = self._team.wait((a0, a1, a2, a3, b0, b1), lambda offered: self._product(dtype, offered))
         places = ((group, 2 * quad), (group, 2 * quad + 1), (group + 8, 2 * quad), (group + 8, 2 * quad + 1))
-        return tuple(np.float32(total + team.result[place]) for total, place in zip(sums, places, strict=True))
+        return tuple(np.float32(total + result[place]) for total, place in zip(sums, places, strict=True))
+
+    def _product(self, dtype: str, offered: list[tuple[Any, ...]]) -> np.ndarray:
+        a, b = np.zeros((16, 16), np.float32), np.zeros((16, 8), np.float32)
+        kind = np.uint16 if dtype == "bfloat16" else np.float16
+        values = widened(np.array(offered, np.uint32).view(kind)).reshape(LANES, 6, 2)
+        for lane, pairs in enumerate(values):
+            group, quad = divmod(lane, 4)
+            for index, pair in enumerate(pairs[:4]):
+                column = 2 * quad + 8 * (index // 2)
+                a[group + 8 * (index % 2), column : column + 2] = pair
+            for index, pair in enumerate(pairs[4:]):
+                row = 2 * quad + 8 * index
+                b[row : row + 2, group] = pair
+        self.products += 1
+        return a @ b
