@@ -140,7 +140,8 @@ class CudaDevice(DeviceState[CudaCapture]):
 
     def free_bytes(self) -> int:
         """Bytes of GPU memory that nobody holds."""
-        return int(runtime.memGetInfo()[0])
+        with self.reports("question for free memory"):
+            return int(runtime.memGetInfo()[0])
 
     def download(self, array: Array) -> npt.NDArray[Any]:
         """Wait for everything, then a copy of `array`: for tests and gates, never for a step."""

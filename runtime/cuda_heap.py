@@ -51,7 +51,10 @@ class CudaHeap:
             kind, name, nbytes, lambda: pinned_memory.PinnedMemoryPointer(pinned_memory.PinnedMemory(max(nbytes, 1), flags), 0)
         )
         host = np.frombuffer(memory, np.uint8, nbytes)
-        pointer = int(runtime.pointerGetAttributes(memory.ptr).devicePointer) if kind == "mapped" else int(memory.ptr)
+        pointer = int(memory.ptr)
+        if kind == "mapped":
+            with self._device.reports(f"address of mapped memory `{name}`"):
+                pointer = int(runtime.pointerGetAttributes(memory.ptr).devicePointer)
         allocation = self._allocations[name] = CudaAllocation(self._device, name, kind, nbytes, pointer, memory, host)
         if self._device.poison:
             host.fill(0xFF if dtype.kind == "f" else 0xA5)

@@ -150,11 +150,14 @@ def bind_product(stream: CudaStream, out: Array, x: Array, weight: Array, rows: 
             f"matmul: out {out.name} {out.dtype}, x {x.name} {x.dtype}, weight {weight.name} {weight.dtype}: x and weight must "
             "have one type of float32, float16 or bfloat16 (as uint16), and out the same or float32"
         )
-    issue: Callable[[], object] = stream.cublas.product(*matrices) if x.nbytes and out.nbytes else _nothing
-    if stream.joined is not None and x.nbytes and out.nbytes:
-        stream.cublas.warm_up(*matrices)
-    reads = (x.allocation, weight.allocation, rows.allocation)
-    return CudaWork(f"matmul {weight.name} -> {out.name}", issue, reads, (out.allocation,), computes=issue is not _nothing)
+    what, reads = f"matmul {weight.name} -> {out.name}", (x.allocation, weight.allocation, rows.allocation)
+    issue: Callable[[], object] = _nothing
+    if x.nbytes and out.nbytes:
+        with stream.device.reports(f"preparing {what}"):
+            issue = stream.cublas.product(*matrices)
+            if stream.joined is not None:
+                stream.cublas.warm_up(*matrices)
+    return CudaWork(what, issue, reads, (out.allocation,), computes=issue is not _nothing)
 
 
 def product_matrices(stream: CudaStream, out: Array, x: Array, weight: Array) -> tuple[cublas.Matrix, cublas.Matrix, cublas.Matrix]:

@@ -125,6 +125,8 @@ def test_a_gpu_that_others_fill_is_not_opened_and_says_so(module: Any, monkeypat
         (lambda stream, event: stream.query(), "query of stream `s`"),
         (lambda stream, event: stream.synchronize(), "synchronize of stream `s`"),
         (lambda stream, event: stream.device.synchronize(), "synchronize of the device"),
+        (lambda stream, event: stream.device.free_bytes(), "question for free memory"),
+        (lambda stream, event: stream.device.mapped("m", (1,), np.int32), "address of mapped memory `m`"),
         (lambda stream, event: stream.device.event("f"), "making event `f`"),
         (lambda stream, event: stream.device.stream("t"), "making stream `t`"),
     ],
@@ -144,7 +146,7 @@ def test_an_error_of_a_kernel_is_told_whichever_call_it_shows_at(
             monkeypatch.setattr(kind, name, illegal)
     for kind in (idle_gpu._Event, idle_gpu._Stream):
         monkeypatch.setattr(kind, "done", property(illegal))
-    for name in ("streamSynchronize", "deviceSynchronize"):
+    for name in ("streamSynchronize", "deviceSynchronize", "memGetInfo", "pointerGetAttributes"):
         monkeypatch.setattr(sys.modules["cupy.cuda"].runtime, name, illegal)
     with pytest.raises(DeviceError, match=rf"^{what} failed on idle: cudaErrorIllegalAddress.*compute-sanitizer"):
         call(stream, event)
@@ -178,6 +180,22 @@ def test_a_library_of_products_that_does_not_start(
     stream = module.CudaDevice().stream("s")
     with pytest.raises(DeviceError, match=said):
         _ = stream.cublas
+
+
+@pytest.mark.parametrize("call", ["product", "warm_up"])
+def test_a_product_that_cannot_be_prepared(module: Any, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """The library has no code for this GPU, say: seen in front of a capture, where it is run once."""
+    library = MagicMock()
+    getattr(library, call).side_effect = RuntimeError("cuBLASError: ARCH_MISMATCH")
+    monkeypatch.setitem(vars(sys.modules["runtime.cuda_stream"]), "Cublas", lambda *arguments: library)
+    monkeypatch.setitem(vars(sys.modules["runtime.cuda_work"]), "cublas", MagicMock())
+    monkeypatch.setattr(sys.modules["runtime.cuda_device"], "_CUDA_PACKAGES", {"builtins"})
+    device = module.CudaDevice()
+    stream, rows = device.stream("s"), device.array("rows", (1,), np.int32)
+    out, x, weight = (device.array(name, (2, 2), np.float32) for name in ("out", "x", "weight"))
+    with pytest.raises(DeviceError, match=r"^preparing matmul weight -> out failed on idle: cuBLASError: ARCH"), stream.capture():
+        stream.matmul(out, x, weight, rows)
+    device.close()
 
 
 def test_a_block_that_wants_more_shared_memory_than_there_is(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:

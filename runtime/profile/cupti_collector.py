@@ -21,6 +21,7 @@ from runtime.profile.trace import Activity, Kind, Mode
 BUFFER_BYTES = 64 << 20
 """About 300,000 records: more than a pass makes, so that no buffer is handed over in the middle of it."""
 CLOCK_READINGS = 15
+IMPORT_LIMIT_S = 60
 
 _MISSING = (
     "CUPTI is not there ({error}); pip install draftgraph[profile], and see that libcupti of the driver's CUDA version is found "
@@ -30,7 +31,11 @@ _MISSING = (
 
 def missing_cupti() -> str | None:
     """Why CUPTI cannot be loaded, and what to do; None where it can. Tried in a process of its own, which nothing follows in."""
-    done = subprocess.run([sys.executable, "-c", "from cupti import cupti"], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", "from cupti import cupti"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return _MISSING.format(error=f"no end after {IMPORT_LIMIT_S} s")
     if done.returncode == 0:
         return None
     return _MISSING.format(error=done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}")
