@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from runtime.engine import Engine
+from runtime.profile import session
 from runtime.profile.collectors import Collector
 from runtime.profile.host_calls import (
     COUNTED,
@@ -25,7 +26,7 @@ from runtime.profile.host_calls import (
 from runtime.profile.one_pass import collector_of
 from runtime.profile.profile import Profile
 from runtime.profile.table import render_profile
-from runtime.profile.trace import Mode, Trace
+from runtime.profile.trace import Mode, Trace, TraceRefusedError
 from tests.canned_traces import canned_profile, graph_trace
 from tests.fake_cupti import FakeCupti, traced_idle_gpu
 from tests.host_step import _answer
@@ -171,6 +172,31 @@ def test_a_profile_says_what_the_host_waited_for(calls: list[HostCall], said: st
     record = profile.as_dict()
     assert said in render_profile(record)
     assert json.dumps(record["host_calls"])
+
+
+@pytest.mark.parametrize("calls", [True, False])
+def test_the_pass_of_calls_is_one_more_and_times_nothing(monkeypatch: pytest.MonkeyPatch, calls: bool) -> None:
+    found = HostCalls(5, "copy", [], {name: 0 for names in COUNTED for name in names})
+    traces = {mode: analysis.trace for mode, analysis in canned_profile().passes.items()}
+    traces[Mode.CALLS] = graph_trace(mode=Mode.CALLS, activities=[], host_calls=found)
+    ran = []
+
+    def child(config: Any, mode: Mode, workload: Any, *, quiet: bool) -> Trace:
+        ran.append((mode, workload.steps))
+        return traces[mode]
+
+    monkeypatch.setattr(session, "resolve_kind", lambda device: ("cuda", "asked for"))
+    monkeypatch.setattr(session, "refuse_unprofiled", lambda config: None)
+    monkeypatch.setattr(session, "pass_in_child", child)
+    profile = session.profile(config_of("plain"), [[1]], Mode.NODE, lambda _: pytest.fail("no pass in this process"), calls=calls)
+    passes = [(Mode.EVENTS, 200), (Mode.GRAPH, 200), (Mode.NODE, 30)]
+    assert ran == (passes + [(Mode.CALLS, 30)] if calls else passes)
+    assert set(profile.passes) == {Mode.EVENTS, Mode.GRAPH, Mode.NODE}
+    assert profile.host_calls == (found if calls else None)
+    traces[Mode.CALLS].dropped = 3
+    if calls:
+        with pytest.raises(TraceRefusedError, match="calls trace: 3 records were dropped"):
+            session.profile(config_of("plain"), [[1]], Mode.NODE, lambda _: pytest.fail("no pass"), calls=True)
 
 
 # --- an engine on a GPU that does nothing
