@@ -190,7 +190,7 @@ def test_the_pass_of_calls_is_one_more_and_times_nothing(monkeypatch: pytest.Mon
     monkeypatch.setattr(session, "pass_in_child", child)
     profile = session.profile(config_of("plain"), [[1]], Mode.NODE, lambda _: pytest.fail("no pass in this process"), calls=calls)
     passes = [(Mode.EVENTS, 200), (Mode.GRAPH, 200), (Mode.NODE, 30)]
-    assert ran == (passes + [(Mode.CALLS, 30)] if calls else passes)
+    assert ran == ([*passes, (Mode.CALLS, 30)] if calls else passes)
     assert set(profile.passes) == {Mode.EVENTS, Mode.GRAPH, Mode.NODE}
     assert profile.host_calls == (found if calls else None)
     traces[Mode.CALLS].dropped = 3
