@@ -7,10 +7,12 @@ others and not used for a month (graphs/cache_age.py).
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import logging
 import os
 import platform
+import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -51,14 +53,38 @@ def give_up(error: OSError) -> None:
     logger.warning("kernel cache %s: %s: kernels are compiled anew by every process", kernel_cache_dir(), _lost[-1])
 
 
+def _prove_writable(folder: Path) -> None:
+    """Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+def _links_to(folder: Path) -> Path | None:
+    """A folder of this process with links to all that is kept in one that cannot be written; None: nothing is, or nobody may look.
+
+    Numba takes no folder that it cannot write to, though what is there may be all that it needs.
+    """
+    own = tempfile.TemporaryDirectory(prefix="draftgraph-kernels-")
+    try:
+        shutil.copytree(folder, own.name, copy_function=os.symlink, dirs_exist_ok=True)
+    except OSError:  # shutil's own among them
+        own.cleanup()
+        return None
+    atexit.register(own.cleanup)
+    return Path(own.name) if any(Path(own.name).rglob("*.nbi")) else None
+
+
 @cache
 def _writable() -> Path | None:
     folder = kernel_cache_dir()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        _prove_writable(folder)
     except OSError as error:
+        if (links := _links_to(folder)) is not None:
+            text = "kernel cache %s cannot be written (%s): what it holds is used, and nothing is added"
+            logger.info(text, folder, error.strerror)
+            return links
         logger.warning("kernel cache %s cannot be written (%s): kernels are compiled anew by every process", folder, error.strerror)
         return None
     if mark_used(folder):
@@ -67,8 +93,9 @@ def _writable() -> Path | None:
 
 
 def writable_cache_dir() -> Path | None:
-    """`kernel_cache_dir()`, or None, with a warning, where it cannot be written: Numba would then cache beside the sources, under
-    names that do not change with the device functions that a kernel calls."""
+    """`kernel_cache_dir()`; where it is filled but cannot be written, a folder of this process that stands for it; else None, with
+    a warning: Numba would then cache beside the sources, under names that do not change with the device functions that a kernel
+    calls."""
     return None if _lost else _writable()
 
 

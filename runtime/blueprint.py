@@ -92,6 +92,8 @@ def _use_threads(config: RunConfig) -> str:
     """For all of NumPy in this process; how many, and why."""
     count, why = resolve_threads(config.runner.cpu_threads)
     use_threads(count)
+    if config.runner.cpu_threads not in ("auto", count):
+        logger.warning("runner.cpu_threads = %s: %d are used, %s", config.runner.cpu_threads, count, why.partition(", ")[2])
     threads = f"{count} ({why})"
     logger.info("threads: %s", threads)
     return threads

@@ -127,9 +127,11 @@ app.command()(records)
 
 def main() -> None:
     """Entry point of the `draftgraph` command."""
-    # A stream that the caller closed is None here: what would be written there goes nowhere.
-    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for as long as the process lives
-    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    # A stream that the caller closed is None here. Messages may go nowhere; answers that do are a mistake, told before any work.
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for as long as the process lives
+    if sys.stdout is None:
+        print("error: stdout is closed: what is asked for would go nowhere; give it a place, e.g. > /dev/null", file=sys.stderr)
+        sys.exit(USER_ERROR)
     sys.exit(exit_code_of(app, sys.argv[1:]))
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from runtime.cli_session import exits
+from runtime.errors import ConfigError
 
 
 def records(
@@ -19,7 +20,7 @@ def records(
     with exits():
         from runtime.records import RECORDS, read_records, render_records
 
-        found = read_records(folder or RECORDS)
+        found, refused = read_records(folder or RECORDS)
         if as_json:
             values = [
                 {
@@ -33,6 +34,9 @@ def records(
                 }
                 for path, record in found
             ]
-            print(json.dumps({"records": values}, indent=2), flush=True)
+            unread = [{"file": path.name, "error": why} for path, why in refused]
+            print(json.dumps({"records": values, "refused": unread}, indent=2), flush=True)
         else:
             print(render_records(found), flush=True)
+        if refused:
+            raise ConfigError("\nerror: ".join(why for _, why in refused))

@@ -56,21 +56,32 @@ def usage_line(error: Any, arguments: Sequence[str]) -> str:
     message = " ".join(error.format_message().split()).rstrip(".")
     param = getattr(error, "param", None)
     given = _given(getattr(param, "opts", ()), arguments)
-    if param is None or given is None:
+    if param is None or not given:
         return message[:1].lower() + message[1:]
-    option, value = given
+    # Of an option that is written several times the last counts; where all of them do, the first that was refused is meant.
+    meant = given if getattr(param, "multiple", False) else []
+    option, value = next((pair for pair in meant if _was_refused(error, pair[1])), given[-1])
     return f"{option} = {value}: {_wanted(param.name, value, str(error.message))}"
 
 
-def _given(options: Sequence[str], arguments: Sequence[str]) -> tuple[str, str] | None:
-    """The option as it was written, and its value."""
+def _given(options: Sequence[str], arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """The option as it was written, and its value, each time that it was."""
+    found = []
     for place, argument in enumerate(arguments):
         for option in options:
             if argument == option and place + 1 < len(arguments):
-                return option, arguments[place + 1]
+                found.append((option, arguments[place + 1]))
             if argument.startswith(f"{option}=") and option.startswith("--"):
-                return option, argument[len(option) + 1 :]
-    return None
+                found.append((option, argument[len(option) + 1 :]))
+    return found
+
+
+def _was_refused(error: Any, value: str) -> bool:
+    """Typer's later versions keep what pydantic says of it; in the earlier ones Click's message begins with the value."""
+    details = getattr(error.__cause__, "errors", None)
+    if details is None:
+        return str(error.message).startswith((f"{value} ", f"{value!r} "))
+    return value in [str(detail["input"]) for detail in details()]
 
 
 def _wanted(name: str, value: str, message: str) -> str:

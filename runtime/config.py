@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -30,6 +30,7 @@ from runtime.config_values import (
 )
 from runtime.errors import ConfigError, SamplingError
 from runtime.sampling import SamplingParams
+from runtime.shown_value import shown
 
 MOST_WHEN_AUTO = 7
 
@@ -233,9 +234,12 @@ def _contradictions(config: RunConfig) -> list[str]:
     scheduler, speculator = config.scheduler, config.speculator
     rows = 1 + speculator.k
     if rows > scheduler.max_num_batched_tokens:
+        asked, budget = speculator.num_speculative_tokens, scheduler.max_num_batched_tokens
+        most = f"up to {speculator.k} drafts, and " if speculator.k != asked else ""
+        fewer = f"set a number of {budget - 1} or less" if budget > 1 else "set speculator.method to none"
         problems.append(
-            f"speculator.num_speculative_tokens = {speculator.k}: verifying one request takes {rows} tokens, above "
-            f"scheduler.max_num_batched_tokens = {scheduler.max_num_batched_tokens}; lower it or raise the budget"
+            f"speculator.num_speculative_tokens = {shown(asked)}: {most}verifying one request takes {rows} tokens, above "
+            f"scheduler.max_num_batched_tokens = {budget}; raise that to {rows}, or {fewer}"
         )
     if scheduler.max_model_len != "auto" and scheduler.max_model_len < 2:
         problems.append("scheduler.max_model_len = 1: must hold a prompt token and one new token; set at least 2")
@@ -270,6 +274,15 @@ def _has_sections(data: Mapping[str, Any]) -> bool:
     return all(data.get(name) is None or isinstance(data[name], Mapping) for name in sections)
 
 
+def _as_written(value: Any) -> Any:
+    """A value of a Python program as a file would have it: paths as texts, NumPy's scalars and arrays as Python's own."""
+    if isinstance(value, Mapping):
+        return {key: _as_written(item) for key, item in value.items()}
+    if isinstance(value, PathLike):
+        return fspath(value)
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 ConfigSource: TypeAlias = "str | PathLike[str] | Mapping[str, Any] | RunConfig"
 
 
@@ -284,13 +297,18 @@ def load_config(source: ConfigSource, overrides: Sequence[str] = (), **keywords:
 
     Raises ConfigError, which lists every mistake with its dotted key, its value and what is allowed.
     """
+    if isinstance(overrides, str):
+        raise ConfigError(f"overrides = {shown(overrides)}: must be a list of texts, as in ['device=cpu']")
     if isinstance(source, RunConfig):
         data, name = source.as_dict(), "configuration"
     elif isinstance(source, Mapping):
         try:
-            data, name = merge({}, source), "configuration"
+            data, name = merge({}, _as_written(source)), "configuration"
         except RecursionError:
             raise ConfigError("configuration: a mapping in it holds itself") from None
+    elif not isinstance(source, str | PathLike):
+        wanted = "must be the path of a YAML file, a mapping of its shape or a RunConfig"
+        raise ConfigError(f"configuration = {shown(source)}: {wanted}")
     else:
         data, name = _beside(read_yaml(source), Path(source)), str(source)
     for text in overrides:
@@ -299,6 +317,10 @@ def load_config(source: ConfigSource, overrides: Sequence[str] = (), **keywords:
             break
         data = merge(data, parse_override(text))
     for key, value in keywords.items():
+        try:
+            value = _as_written(value)
+        except RecursionError:
+            raise ConfigError(f"{key}: a mapping in it holds itself") from None
         for part in reversed(key.split("__")):
             value = {part: value}
         data = merge(data, value)

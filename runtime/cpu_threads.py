@@ -19,6 +19,9 @@ _PAUSE_SECONDS = 0.01
 def resolve_threads(wanted: int | Literal["auto"]) -> tuple[int, str]:
     """Threads for `runner.cpu_threads = wanted`, and why: the text that `draftgraph info` prints."""
     if wanted != "auto":
+        cores = usable_cores()
+        if wanted > cores:
+            return cores, f"{wanted} asked for, limited to the cores that this process may run on"
         return wanted, "asked for"
     cores, busy = usable_cores(), busy_elsewhere()
     return max(1, cores - busy), f"auto: {cores} cores, {busy} of them busy when the engine was opened"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from runtime.errors import SamplingError
+from runtime.errors import ConfigError, DeviceError, PromptError, SamplingError
 from runtime.generation import Generation, Place
 from runtime.intake import Expects, Intake
 from runtime.phase_clock import NO_PHASES, NoPhases, Phase
@@ -21,6 +21,7 @@ from runtime.request import Request
 from runtime.request_seed import samples_of, with_seed
 from runtime.sampling import SamplingParams
 from runtime.scheduler import Scheduler
+from runtime.shown_value import shown
 from runtime.step_runner import Outcome, StepRunner
 from runtime.tokenizer import Tokenizer
 
@@ -85,6 +86,11 @@ class Engine:
         Raises:
             DraftgraphError: config, source, checkpoint or device cannot be used; the text says what to do.
         """
+        for name, hook in (("progress", progress), ("expects", expects)):
+            if hook is not None and not callable(hook):
+                raise ConfigError(f"{name} = {shown(hook)}: must be a function, or None")
+        if on_device is not None and not hasattr(on_device, "stream"):
+            raise DeviceError(f"on_device = {shown(on_device)}: must be an open device, as open_device() returns one")
         from runtime.assembly import assemble
 
         return assemble(source, progress=progress, on_device=on_device, expects=expects, **overrides)
@@ -149,8 +155,10 @@ class Engine:
             SamplingError: the parameters do not fit the model, or ask for n > 1, which is `stream`'s and `generate`'s.
         """
         self._require_open()
+        if type(index) is not int or index < 0:
+            raise PromptError(f"index = {shown(index)}: must be an integer from 0 on, the place of the prompt among the outputs")
         token_ids = self._intake.encode(prompt, f"prompt {index + 1}")
-        params = self._intake.resolve(params or self._default_params)
+        params = self._intake.resolve(self._default_params if params is None else params)
         if params.n > 1:
             raise SamplingError(f"n = {params.n}: submit() queues one sequence; use stream() or generate(), or submit n times")
         return self._queue(Place(index, index), prompt, token_ids, params)
@@ -166,7 +174,13 @@ class Engine:
         return generation
 
     def cancel(self, request_id: str) -> bool:
-        """End a request early, with what it has produced; False when it had ended before. Its frames in flight are dropped."""
+        """End a request early, with what it has produced; False when it had ended before. Its frames in flight are dropped.
+
+        Raises:
+            PromptError: no id of a request at all.
+        """
+        if not isinstance(request_id, str):
+            raise PromptError(f"request_id = {shown(request_id)}: must be a text; give generation.request.request_id")
         generation = self._generations.pop(request_id, None)
         if generation is None:
             return False
@@ -198,7 +212,7 @@ class Engine:
         self._require_open()
         several = as_prompt_list(prompts)
         # All prompts are encoded, and may be refused, before the first is queued: an error leaves nothing behind.
-        requests = self._intake.requests(several, params or self._default_params, names)
+        requests = self._intake.requests(several, self._default_params if params is None else params, names)
         generations: list[Generation] = []
         try:
             for number, (prompt, (token_ids, asked)) in enumerate(zip(several, requests, strict=True)):

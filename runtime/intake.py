@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from runtime.errors import CapacityError, SamplingError
+from runtime.errors import CapacityError, PromptError, SamplingError
 from runtime.prompts import Prompt, PromptEncoder
 from runtime.resolve_sampling import ParamsResolver
 from runtime.sampling import SamplingParams
+from runtime.shown_value import shown
 
 Expects: TypeAlias = "Callable[[Intake], object]"
 """Sees the intake before weights are read, and raises what is wrong with the requests that will come."""
@@ -54,7 +55,7 @@ class Intake:
     def resolve(self, params: object) -> SamplingParams:
         """Parameters as the model takes them. Raises SamplingError."""
         if not isinstance(params, SamplingParams):
-            raise SamplingError(f"params = {params!r}: must be SamplingParams, e.g. SamplingParams(max_tokens=32)")
+            raise SamplingError(f"params = {shown(params)}: must be SamplingParams, e.g. SamplingParams(max_tokens=32)")
         return params if self.resolver is None else self.resolver.resolve(params)
 
     def requests(
@@ -73,6 +74,10 @@ class Intake:
             PromptError, CapacityError, SamplingError: the first that is wrong, by its name.
         """
         names = [f"prompt {number}" for number in range(1, len(prompts) + 1)] if names is None else names
+        if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+            raise PromptError(f"names = {shown(names)}: must be a list of texts, one for each prompt")
+        if len(names) != len(prompts):
+            raise PromptError(f"names has {len(names)} entries for {len(prompts)} prompts: give one for each")
         resolved = []
         for name, one in zip(names, _params_of_each(params, len(prompts)), strict=True):
             try:
@@ -87,7 +92,7 @@ def _params_of_each(params: SamplingParams | Sequence[SamplingParams], count: in
     if isinstance(params, SamplingParams):
         return [params] * count
     if not isinstance(params, Sequence) or isinstance(params, str | bytes):
-        raise SamplingError(f"params = {params!r}: must be SamplingParams, or a list of them, one for each prompt")
+        raise SamplingError(f"params = {shown(params)}: must be SamplingParams, or a list of them, one for each prompt")
     if len(params) != count:
         raise SamplingError(f"params has {len(params)} entries for {count} prompts: give one for all, or one for each")
     return params

@@ -19,6 +19,8 @@ Prompt: TypeAlias = "str | Chat | Sequence[int]"
 
 MESSAGE_KEYS = {"role", "content"}
 
+_PROMPTS = "must be a text, a chat (list of {role, content}), token ids, or a list of these"
+
 
 class PromptEncoder:
     """Turns prompts into token ids for one model.
@@ -49,6 +51,7 @@ class PromptEncoder:
 
     def encode(self, prompt: Prompt, where: str = "prompt") -> list[int]:
         """Token ids of one prompt, 1 <= len < max_model_len. Raises PromptError that starts with `where`."""
+        prompt = _plain(prompt)
         kind = check_prompt(prompt, where)
         if kind == "ids":
             ids = [int(token) for token in prompt]  # type: ignore[arg-type]
@@ -60,7 +63,7 @@ class PromptEncoder:
             raise PromptError(f"{where}: encodes to no token; give it some text")
         if outside := [token for token in ids if not 0 <= token < self._vocab_size]:
             raise PromptError(
-                f"{where}: token id {outside[0]} is outside the vocabulary of {self._vocab_size} "
+                f"{where}: token id {shown(outside[0])} is outside the vocabulary of {self._vocab_size} "
                 f"(ids 0..{self._vocab_size - 1})"
             )
         if len(ids) + 1 > self.max_model_len:
@@ -128,12 +131,22 @@ def _check_message(message: object, where: str) -> None:
 
 
 def as_prompt_list(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
-    """One prompt or several as a list: a text, a chat or token ids alone count as one prompt. Raises PromptError."""
+    """One prompt or several as a list: a text, a chat or token ids alone count as one prompt; an array counts as the lists that it
+    holds. Raises PromptError."""
+    prompts = _plain(prompts)
     if isinstance(prompts, str):
         return [prompts]
-    several = list(prompts)
+    # Bytes would pass for token ids, and what a mapping yields for texts.
+    if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | bytearray | memoryview | Mapping):
+        raise PromptError(f"prompts = {shown(prompts)}: {_PROMPTS}")
+    several = [_plain(prompt) for prompt in prompts]
     if several and (isinstance(several[0], Mapping | Integral)):
-        return [several]  # type: ignore[list-item]
+        return [several]
     if not several:
         raise PromptError("prompts: empty; give at least one prompt")
-    return several  # type: ignore[return-value]
+    return several
+
+
+def _plain(prompt: Any) -> Any:
+    """Arrays of any library as the lists that they hold."""
+    return prompt.tolist() if hasattr(prompt, "tolist") and not isinstance(prompt, memoryview) else prompt

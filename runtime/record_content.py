@@ -11,6 +11,9 @@ from typing import Any
 
 from runtime.errors import ConfigError
 from runtime.gates.verdict import Axis, Verdict
+from runtime.shown_value import shown
+
+REMEDY = "measure it again with `draftgraph gates --record`"
 
 MAX_FIGURE = 1e300
 """Of an axis: no measurement is infinite."""
@@ -41,18 +44,20 @@ def check_types(path: Path, values: Mapping[str, Any]) -> None:
     """Raises ConfigError: a key is missing or has a value of another type, sources outside the repository, a date that is none."""
     missing = [key for key in _KEYS if key not in values]
     if missing:
-        raise ConfigError(f"record {path}: {', '.join(missing)}: missing; a record is written by `draftgraph gates --record`")
+        raise ConfigError(f"record {path}: {', '.join(missing)}: missing; {REMEDY}")
     for key, kind, words in _KINDS:
         if not isinstance(values[key], kind):
-            raise ConfigError(f"record {path}: {key} = {values[key]!r}: must be {words}")
+            raise ConfigError(f"record {path}: {key} = {shown(values[key])}: must be {words}; {REMEDY}")
     if strange := [source for source in values["sources"] if not isinstance(source, str)]:
-        raise ConfigError(f"record {path}: sources: {strange[0]!r}: must be a text")
+        raise ConfigError(f"record {path}: sources: {shown(strange[0])}: must be a text; {REMEDY}")
     if outside := [source for source in values["sources"] or [""] if not _is_inside(source)]:
-        raise ConfigError(f"record {path}: sources: {outside[0]!r}: must be a pattern below the repository, e.g. kernels/*.py")
+        wanted = "must be a pattern below the repository, e.g. kernels/*.py"
+        raise ConfigError(f"record {path}: sources: {shown(outside[0])}: {wanted}; {REMEDY}")
     try:
         datetime.fromisoformat(str(values["date"]))
     except ValueError as error:
-        raise ConfigError(f"record {path}: date = {values['date']!r}: must be a date, e.g. 2026-11-29") from error
+        wanted = f"must be a date, e.g. 2026-11-29; {REMEDY}"
+        raise ConfigError(f"record {path}: date = {shown(values['date'])}: {wanted}") from error
 
 
 def axes_of(path: Path, listed: Sequence[Mapping[str, Any]]) -> tuple[Axis, ...]:
@@ -60,7 +65,7 @@ def axes_of(path: Path, listed: Sequence[Mapping[str, Any]]) -> tuple[Axis, ...]
     try:
         return tuple(_axis(axis) for axis in listed)
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"record {path}: axes: {error}; each has name, value, floor, verdict and detail") from error
+        raise ConfigError(f"record {path}: axes: {error}; each has name, value, floor, verdict and detail; {REMEDY}") from error
 
 
 def _axis(values: Mapping[str, Any]) -> Axis:

@@ -21,7 +21,8 @@ from runtime.config_file import read_yaml
 from runtime.errors import ConfigError
 from runtime.gates.verdict import Axis, GateReport, Verdict
 from runtime.machine import ROOT, portable
-from runtime.record_content import axes_of, check_types, checksum_of, digest_of
+from runtime.record_content import REMEDY, axes_of, check_types, checksum_of, digest_of
+from runtime.shown_value import shown
 from runtime.source_digest import sources_digest
 
 RECORDS = ROOT / "docs" / "records"
@@ -135,13 +136,16 @@ class Record:
                 path = folder / f"{stem}-{number}.yaml"
             path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120), encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"record {path}: cannot be written: {error.strerror}") from error
+            raise ConfigError(f"record {path}: cannot be written: {error.strerror}; name a folder that can") from error
         return path
 
     @classmethod
     def read(cls, path: Path) -> Record:
         """Raises ConfigError: keys are missing, or the file claims what it does not hold."""
-        values = read_yaml(path, "record")
+        try:
+            values = read_yaml(path, "record")
+        except ConfigError as error:
+            raise ConfigError(f"{error}; {REMEDY}") from error
         check_types(path, values)
         axes = axes_of(path, values["axes"])
         record = cls(
@@ -157,10 +161,12 @@ class Record:
             edited=values["checksum"] != checksum_of(values),
         )
         if values["verdict"] != record.verdict.value:
-            raise ConfigError(f"record {path}: claims {values['verdict']}, and its axes hold {record.verdict.value}")
+            held = f"claims {shown(values['verdict'], str)}, and its axes hold {record.verdict.value}"
+            raise ConfigError(f"record {path}: {held}; {REMEDY}")
         if values["fingerprint"] != record.fingerprint:
             raise ConfigError(
-                f"record {path}: its workload was changed: fingerprint {record.fingerprint}, not {values['fingerprint']}"
+                f"record {path}: its workload was changed: fingerprint {record.fingerprint}, not "
+                f"{shown(values['fingerprint'], str)}; {REMEDY}"
             )
         return record
 
@@ -180,11 +186,21 @@ class Record:
         }
 
 
-def read_records(folder: Path) -> list[tuple[Path, Record]]:
-    """Every record below `folder`, by name of file. Raises ConfigError: no such folder, or a file that is none."""
+def read_records(folder: Path) -> tuple[list[tuple[Path, Record]], list[tuple[Path, str]]]:
+    """Every record below `folder`, by name of file, and beside them the files that are none, each with why.
+
+    Raises ConfigError: no such folder.
+    """
     if not folder.is_dir():
-        raise ConfigError(f"records = {folder}: no such folder")
-    return [(path, Record.read(path)) for path in sorted(folder.glob("*.yaml"), key=lambda path: path.stem)]
+        raise ConfigError(f"records = {folder}: no such folder; name one that holds records, or none for docs/records")
+    records: list[tuple[Path, Record]] = []
+    refused: list[tuple[Path, str]] = []
+    for path in sorted(folder.glob("*.yaml"), key=lambda path: path.stem):
+        try:
+            records.append((path, Record.read(path)))
+        except ConfigError as error:
+            refused.append((path, str(error)))
+    return records, refused
 
 
 def _shown(axis: Axis, *, of_arms: bool) -> tuple[str, str]:

@@ -251,7 +251,7 @@ def test_the_command_takes_arms_and_concurrencies_in_a_row(config: str, tmp_path
     report = json.loads(file.read_text())
     assert [entry["concurrency"] for entry in report["samples"]] == [1, 2, 1, 2]
     assert report["facts"]["model"]["dtype"] == "float32"
-    [(_, record)] = read_records(tmp_path / "records")
+    [(_, record)], _ = read_records(tmp_path / "records")
     assert record.title == "runner.async=true against runner.async=false"
     asked = "--arms runner.async=true runner.async=false --concurrency 1 2 --output-len 4 --pairs 4 --num-warmups 0"
     assert record.command.endswith(asked)

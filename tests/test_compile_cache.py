@@ -61,6 +61,36 @@ def test_a_full_disk_costs_a_warning_and_not_the_run(
     assert "No space left on device: kernels are compiled anew by every process" in record.getMessage()
 
 
+def test_a_filled_folder_that_cannot_be_written_is_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the cache of an image or of another user is: nothing is compiled that is in it, and nothing in it changes."""
+
+    def hits() -> int:
+        executor, out = CpuExecutor(), np.zeros(1, np.float32)
+        executor.bind(_sums, 1, 1, (out, np.full(1, 7, np.float32)))()
+        assert out.tolist() == [7]
+        return sum(executor._compiled[_sums.py_func].stats.cache_hits.values())
+
+    def refuses(folder: Path) -> NoReturn:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setenv("DRAFTGRAPH_CACHE", str(tmp_path))
+    compile_cache._writable.cache_clear()
+    try:
+        assert hits() == 0
+        before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+        monkeypatch.setattr(compile_cache, "_prove_writable", refuses)
+        compile_cache._writable.cache_clear()
+        caplog.set_level("INFO")
+        assert hits() == 1
+        assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+        assert "Read-only file system): what it holds is used, and nothing is added" in caplog.text
+        assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    finally:
+        compile_cache._writable.cache_clear()
+
+
 @pytest.mark.parametrize("suffix", [".nbi", ".nbc"])
 @pytest.mark.parametrize("damage", [b"", b"0.1\n", b"not a pickle at all", None], ids=["empty", "cut early", "other bytes", "cut"])
 def test_kept_code_that_lost_its_end_is_compiled_anew(

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from runtime import records
 from runtime.cli import app
+from runtime.cli_usage import exit_code_of
 from runtime.config import load_config
 from runtime.errors import ConfigError
 from runtime.gates.verdict import Axis, GateReport, Verdict
@@ -69,7 +70,7 @@ def test_a_record_that_was_edited_says_so(tmp_path: Path, change: dict[str, Any]
     assert not Record.read(path).edited, "it holds the same values"
     rewritten(path, **change)
     assert Record.read(path).edited
-    assert "EDITED: not what was measured" in render_records(read_records(tmp_path))
+    assert "EDITED: not what was measured" in render_records(read_records(tmp_path)[0])
     values = json.loads(CliRunner().invoke(app, ["records", str(tmp_path), "--json"]).stdout)
     assert [entry["edited"] for entry in values["records"]] == [True]
 
@@ -113,7 +114,7 @@ def test_a_record_holds_no_path_of_the_machine() -> None:
 def test_a_second_record_of_a_day_does_not_replace_the_first(tmp_path: Path) -> None:
     first, second = record().write(tmp_path), record().write(tmp_path)
     assert first != second
-    assert [path for path, _ in read_records(tmp_path)] == [first, second]
+    assert [path for path, _ in read_records(tmp_path)[0]] == [first, second]
 
 
 @pytest.mark.parametrize(
@@ -191,10 +192,26 @@ def test_a_figure_that_nobody_can_have_measured_is_named(tmp_path: Path, key: st
         Record.read(path)
 
 
+def test_a_file_that_is_no_record_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table is of those that are; then each that is not has its message, and the exit code is 2."""
+    record().write(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.yaml").write_text("record: G4\n")
+    for arguments in ((), ("--json",)):
+        assert exit_code_of(app, ["records", str(tmp_path), *arguments]) == 2
+        captured = capsys.readouterr()
+        assert captured.out.count("G4") == 1
+        lines = captured.err.splitlines()
+        assert [line.split(":")[1].strip() for line in lines] == [f"record {tmp_path / name}" for name in ("a.yaml", "b.yaml")]
+        assert all(line.startswith("error: ") and line.endswith("with `draftgraph gates --record`") for line in lines)
+    values = json.loads(captured.out)
+    assert [entry["file"] for entry in values["refused"]] == ["a.yaml", "b.yaml"]
+
+
 def test_a_file_that_is_no_record_is_not_called_a_config(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("")
-    with pytest.raises(ConfigError, match=r"record = .*a\.yaml: empty$"):
+    with pytest.raises(ConfigError, match=r"record = .*a\.yaml: empty; measure it again"):
         Record.read(path)
 
 
@@ -278,7 +295,7 @@ def test_every_pattern_of_the_step_finds_sources() -> None:
 def test_the_table_shows_verdicts_figures_and_staleness(tmp_path: Path) -> None:
     record(BUSY, UNDER).write(tmp_path)
     record(sources=("kernels/*.py",), digest="0" * 64).write(tmp_path)
-    text = render_records(read_records(tmp_path))
+    text = render_records(read_records(tmp_path)[0])
     assert text.count("STALE") == 1
     assert "98.5  floor      98  SATISFIED" in text
     assert "UNDER THE FLOOR: equal arms differ" in text
@@ -292,10 +309,11 @@ def test_the_table_shows_verdicts_figures_and_staleness(tmp_path: Path) -> None:
 def test_arms_are_shown_as_ratios(tmp_path: Path) -> None:
     axis = Axis("time per token at concurrency 1", math.log(1.91), math.log(1.0007), "the first arm is better")
     record(axis, workload=WORKLOAD | {"arms": ["a=1", "a=2"]}).write(tmp_path)
-    assert "1.910x  floor  0.07 %  SATISFIED" in render_records(read_records(tmp_path))
+    assert "1.910x  floor  0.07 %  SATISFIED" in render_records(read_records(tmp_path)[0])
 
 
 def test_the_records_of_the_repository_are_as_they_were_written() -> None:
-    found = read_records(records.RECORDS)
+    found, refused = read_records(records.RECORDS)
+    assert not refused
     assert [path.name for path, record in found if record.edited] == []
     assert "EDITED" not in render_records(found)

@@ -56,6 +56,18 @@ def assert_user_error(result: subprocess.CompletedProcess[str], message: str) ->
         (["run", "CONFIG", "--frobnicate"], "--frobnicate"),
         (["frobnicate"], "frobnicate"),
         (["bench", "CONFIG", "--repeats", "0"], "--repeats = 0: must be greater than or equal to 1; see"),
+        (["bench", "CONFIG", "--repeats", "2", "--repeats", "0"], "error: --repeats = 0: must be greater"),
+        (["bench", "CONFIG", "--repeats=x", "--repeats", "y"], "error: --repeats = y: must be an integer"),
+        (["bench", "CONFIG", "--concurrency", "1", "--concurrency", "0", "--concurrency=2"], "error: --concurrency = 0: must be"),
+        (["gates", "--device", "cpu", "--device", "tpu"], "error: --device = tpu: must be one of 'cpu', 'cuda'"),
+        (
+            [
+                *("info", "CONFIG", "--set", "scheduler.max_num_batched_tokens=4", "--set", "speculator.method=ngram"),
+                *("--set", "speculator.num_speculative_tokens=auto"),
+            ],
+            "speculator.num_speculative_tokens = 'auto': up to 7 drafts, and verifying one request takes 8 tokens, above "
+            "scheduler.max_num_batched_tokens = 4; raise that to 8, or set a number of 3 or less",
+        ),
         (["bench", "CONFIG", "--concurrency", "1", "99"], "--concurrency 99: above scheduler.max_num_seqs = 8"),
         (["bench", "CONFIG", "8"], "argument 8: a number of requests stands behind --concurrency"),
         (["bench", "--concurrency", "1", "2"], "CONFIG: give one configuration file, got none"),
@@ -202,6 +214,18 @@ def test_a_closed_pipe_is_quiet(config: str) -> None:
         running.wait(timeout=30)
     assert running.returncode == 141
     assert errors == b""
+
+
+@pytest.mark.parametrize("arguments", [["run"], ["run", "-p", "slow", "--json"], ["info"]], ids=" ".join)
+def test_a_closed_stdout_is_a_mistake(config: str, arguments: list[str]) -> None:
+    """What is asked for would go nowhere: told before any work, and not with the code of what is done."""
+    command = f'exec "{sys.executable}" -m tests.fake_engine {arguments[0]} "{config}" {" ".join(arguments[1:])} >&-'
+    result = subprocess.run(
+        command, shell=True, stderr=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False, timeout=30,
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert result.stderr == "error: stdout is closed: what is asked for would go nowhere; give it a place, e.g. > /dev/null\n"
 
 
 def test_a_terminal_that_cannot_show_a_character_gets_a_question_mark(config: str) -> None:

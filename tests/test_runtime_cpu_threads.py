@@ -13,8 +13,11 @@ from runtime import cpu_threads
 from runtime.cpu_threads import busy_elsewhere, resolve_threads
 
 
-def test_what_was_asked_for_is_taken() -> None:
-    assert resolve_threads(3) == (3, "asked for")
+def test_no_more_than_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More would wait for each other; that it was limited is told where `draftgraph info` tells the number."""
+    monkeypatch.setattr(cpu_threads, "usable_cores", lambda: 4)
+    assert [resolve_threads(count) for count in (1, 4)] == [(1, "asked for"), (4, "asked for")]
+    assert resolve_threads(1000) == (4, "1000 asked for, limited to the cores that this process may run on")
 
 
 @pytest.mark.parametrize(("cores", "busy", "threads"), [(2, 0, 2), (2, 1, 1), (2, 5, 1), (16, 4, 12)])

@@ -26,7 +26,11 @@ def test_the_text_of_a_case_reproduces_it() -> None:
     ("text", "message"),
     [
         ("k=2", "case: k = 2: must be one of 0, 1, 3, 5, 7"),
-        ("size=2", "case: size=2: must be name=value; names are speculator"),
+        ("size=2", "case: size = 2: unknown name; names are speculator"),
+        ("q=3", "case: q = 3: unknown name; names are speculator, k,"),
+        ("batches=3", "case: batches = 3: unknown name; did you mean batch?"),
+        ("speculator", "case: speculator: must be name=value, as in k=3"),
+        ("k=3 batch=4 k=5", "case: k is given twice; leave one of them out"),
         ("seed=-1", "case: seed = -1: must be a whole number, 0 or above"),
         ("seed=x", "case: seed = x: must be a whole number"),
         ("speculator=none k=3", "case: speculator = none with k = 3"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from typing import Any
 
 from kernels.toy import ACCEPT, NO_DRAFT, REJECT
@@ -78,7 +79,11 @@ class Case:
         """
         values: dict[str, Any] = {}
         for part in text.split():
-            name, _, value = part.partition("=")
+            name, equals, value = part.partition("=")
+            if not equals:
+                raise ConfigError(f"case: {part}: must be name=value, as in k=3")
+            if name in values:
+                raise ConfigError(f"case: {name} is given twice; leave one of them out")
             known = {str(known): known for known in AXES.get(name, ())}
             if name == "seed":
                 if not value.isdecimal():
@@ -89,7 +94,9 @@ class Case:
             elif known:
                 raise ConfigError(f"case: {name} = {value}: must be one of {', '.join(known)}")
             else:
-                raise ConfigError(f"case: {part}: must be name=value; names are {', '.join(AXES)} and seed")
+                near = get_close_matches(name, (*AXES, "seed"), n=1)
+                hint = f"did you mean {near[0]}?" if near else f"names are {', '.join(AXES)} and seed"
+                raise ConfigError(f"case: {name} = {value}: unknown name; {hint}")
         case = cls(**values)
         if not case.is_possible:
             raise ConfigError(
