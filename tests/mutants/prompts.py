@@ -30,7 +30,7 @@ MUTATIONS = (
         expects="AssertionError",
     ),
     mutation(
-        "a-value-too-large-for-16-bits-is-kept",
+        "a-value-too-large-for-half-floats-is-kept",
         "B27",
         "kernels/lang_storage.py",
         '"float16": _largest_of(0x477FEFFF)',
