@@ -61,9 +61,13 @@ class StepRecorders:
 
     def _record_step(self, launch: Launcher, key: GraphKey) -> None:
         sizes, proposer = self._buffers.sizes, self._proposer
-        rows, beside = key.num_requests, None
+        rows, beside, ending = key.num_requests, None, None
         if proposer is not None and proposer.works_beside:
             beside = partial(_record_beside, proposer, key, self._state, self._step)
+        if key.defers:
+            assert proposer is not None
+            assert proposer.backlog is not None
+            ending = partial(proposer.backlog.record_end, state=self._state, step=self._step)
         record_step(
             self._instrumented(launch, key),
             key,
@@ -76,13 +80,10 @@ class StepRecorders:
             sampler=self._sampler,
             synthetic_acceptance=self._synthetic_acceptance,
             beside=beside,
+            ending=ending,
         )
-        if key.defers:
-            assert self._proposer is not None
-            assert self._proposer.backlog is not None
-            self._proposer.backlog.record_kept(launch, key, self._state, self._step)
-            if self._tapes is not None:
-                self._tapes.record_drafts(launch, key, self._state, self._step)
+        if key.defers and self._tapes is not None:
+            self._tapes.record_drafts(launch, key, self._state, self._step)
 
     def _record_logprobs(self, launch: Launcher, key: GraphKey) -> None:
         assert self._logprobs is not None
