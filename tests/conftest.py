@@ -10,6 +10,7 @@ import ctypes
 import gc
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,20 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["NUMBA_ENABLE_CUDASIM"] = "0" if on_gpu else "1"
     # Not in pyproject.toml: pytest imports the category while it reads the file, which would be too early.
     config.addinivalue_line("filterwarnings", "error::numba.core.errors.NumbaPerformanceWarning")
+
+
+def pytest_sessionfinish() -> None:
+    # pytest collects garbage five times before it ends, among millions of objects of Numba's: they go with the process.
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _heap_stays_as_it_is() -> Iterator[None]:
+    """Commands collect garbage before they decode (tests/test_settled_heap.py): in a process that has run a hundred tests before
+    that is a second for each command."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("runtime.cli_session.settle_heap", lambda: None)
+        yield
 
 
 @pytest.fixture(scope="session")

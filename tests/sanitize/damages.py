@@ -22,15 +22,20 @@ class Damage:
     def __str__(self) -> str:
         return f"{self.kernel} less a barrier of {self.file}"
 
-    def copy_to(self, folder: Path) -> None:
-        """Copy the sources there, damaged. Raises ValueError: the text to replace is not there once."""
+    def damaged(self) -> str:
+        """The text of its file. Raises ValueError: the text to replace is not there once."""
         source = (ROOT / self.file).read_text(encoding="utf-8")
         if source.count(self.old) != 1:
             raise ValueError(f"{self.file}: the text to damage occurs {source.count(self.old)} times:\n{self.old}")
+        return source.replace(self.old, self.new)
+
+    def copy_to(self, folder: Path) -> None:
+        """Copy the sources there, damaged. Raises what `damaged` raises."""
+        damaged = self.damaged()
         for package in PACKAGES:
             shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
         shutil.copy2(ROOT / "pyproject.toml", folder)
-        (folder / self.file).write_text(source.replace(self.old, self.new), encoding="utf-8")
+        (folder / self.file).write_text(damaged, encoding="utf-8")
 
 
 def _without(kernel: str, file: str, before: str, barrier: str = "cuda.syncthreads()", after: str = "") -> Damage:
