@@ -19,7 +19,7 @@ from runtime.errors import ConfigError, SamplingError
 from runtime.execution_arm import ExecutionArm, resolve_arm
 from runtime.intake import Intake
 from runtime.models.spec import ModelSpec
-from runtime.output_path import refuse_unwritable_folder
+from runtime.output_path import writable_folder
 from runtime.prompts import PromptEncoder
 from runtime.resolve_sampling import ParamsResolver
 from runtime.sampling import MAX_STOP_TOKEN_IDS
@@ -69,7 +69,7 @@ def draw_up(config: RunConfig, bars: ProgressBars) -> Blueprint:
         DraftgraphError: config, source or checkpoint cannot be used; a folder that is to be written cannot.
     """
     if config.graphs.dot is not None:
-        refuse_unwritable_folder(f"graphs.dot = {config.graphs.dot}", config.graphs.dot)
+        writable_folder(f"graphs.dot = {config.graphs.dot}", config.graphs.dot)
     checkpoint = _open_checkpoint(_model_source(config), bars)
     spec = checkpoint.spec
     tokenizer = Tokenizer.from_source(checkpoint.tokenizer)

@@ -25,7 +25,7 @@ from runtime.config import RunConfig
 from runtime.console import progress_bar, silent_bar
 from runtime.cut_short import refuse_too_long
 from runtime.errors import ConfigError
-from runtime.output_path import STDOUT, refuse_unwritable, refuse_unwritable_folder, write_text
+from runtime.output_path import STDOUT, refuse_unwritable, writable_folder, write_text
 
 if TYPE_CHECKING:
     from runtime.compare import Plan
@@ -56,7 +56,7 @@ def compare(
         str | None, typer.Option("--json", metavar="FILE", help="Writes the result, every measurement included; - is stdout.")
     ] = None,
     record: Annotated[
-        Path | None, typer.Option("--record", metavar="DIR", help="Writes a record of each pair of arms, for `draftgraph records`.")
+        str | None, typer.Option("--record", metavar="DIR", help="Writes a record of each pair of arms, for `draftgraph records`.")
     ] = None,
     quiet: Quiet = False,
 ) -> None:
@@ -69,8 +69,7 @@ def compare(
             raise ConfigError(f"--pairs {pairs}: must be even, or a drift of the machine does not cancel")
         config, names, levels = _sorted(arguments, arms or [], concurrency or [])
         refuse_unwritable(f"--json {json_file}", json_file)
-        if record is not None:
-            refuse_unwritable_folder(f"--record {record}", record)
+        records = None if record is None else writable_folder(f"--record {record}", record)
         base = settings_of(config, [*(set_ or []), "sampling.ignore_eos=true"], output_len)
         # Imported once the command line is known to be right.
         from runtime.blueprint import draw_up
@@ -96,14 +95,14 @@ def compare(
         print(text if json_file == STDOUT else render_compare(values), flush=True)
         if json_file is not None and json_file != STDOUT:
             write_text(f"--json {json_file}", json_file, text)
-        if record is not None:
+        if records is not None:
             sets = [part for text in set_ or [] for part in ("--set", shlex.quote(text))]
             command = ["draftgraph compare", config, *sets, "--arms", *map(shlex.quote, names), "--concurrency", *map(str, levels)]
             given = {"--prompt-file": prompt_file, "--input-len": input_len, "--output-len": output_len, "--pairs": pairs}
             command += [part for name, value in given.items() if value is not None for part in (name, shlex.quote(str(value)))]
             command += [part for text in prompt or [] for part in ("--prompt", shlex.quote(text))]
             command += ["--num-warmups", str(num_warmups), *(["--other-outputs"] if other_outputs else [])]
-            _keep(report, plan, base, " ".join(command), record)
+            _keep(report, plan, base, " ".join(command), records)
 
 
 def _sorted(arguments: list[str], arms: list[str], levels: list[int]) -> tuple[str, list[str], list[int]]:

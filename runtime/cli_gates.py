@@ -12,7 +12,7 @@ import typer
 from runtime.cli_session import OPEN_GATE, Overrides, Quiet, exits, open_engine, prompts_of, settings_of
 from runtime.console import progress_bar, silent_bar, start_logging
 from runtime.errors import ConfigError, DraftgraphError
-from runtime.output_path import refuse_unwritable_folder
+from runtime.output_path import writable_folder
 
 if TYPE_CHECKING:
     from runtime.gates.measured import Measured
@@ -47,7 +47,7 @@ def gates(
     config: Annotated[str, typer.Option(metavar="CONFIG", help="What G3 and G4 measure.")] = DEFAULT_CONFIG,
     set_: Overrides = None,
     record: Annotated[
-        Path | None, typer.Option("--record", metavar="DIR", help="Writes what G3 and G4 measured, for `draftgraph records`.")
+        str | None, typer.Option("--record", metavar="DIR", help="Writes what G3 and G4 measured, for `draftgraph records`.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Prints one JSON object instead of a table.")] = False,
     quiet: Quiet = False,
@@ -71,8 +71,7 @@ def gates(
             raise ConfigError("gates: --case names what to run; --full and --schedules cannot choose beside it")
         if not set(chosen) & set(MEASURED) and (record is not None or set_ or config != DEFAULT_CONFIG):
             raise ConfigError("gates: --config, --set and --record belong to what is measured; name G3 or G4")
-        if record is not None:
-            refuse_unwritable_folder(f"--record {record}", record)
+        records = None if record is None else writable_folder(f"--record {record}", record)
         measured = [name for name in chosen if name in MEASURED]
         _refuse_unmeasurable(measured, config, set_)
         reports: list[GateReport] = []
@@ -83,9 +82,9 @@ def gates(
             for name in measured:
                 found = _measure(name, config, set_, quiet)
                 reports.append(found.report if isinstance(found, Measured) else found)
-                if record is not None and isinstance(found, Measured):
+                if records is not None and isinstance(found, Measured):
                     sets = "".join(f" --set {text}" for text in set_ or [])
-                    _keep(found, record, f"draftgraph gates {name} --config {config}{sets}")
+                    _keep(found, records, f"draftgraph gates {name} --config {config}{sets}")
         except DraftgraphError:
             # What took minutes is not lost with the gate behind it; stdout is for whole answers.
             if reports:

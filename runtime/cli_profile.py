@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from itertools import cycle, islice
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -22,7 +21,7 @@ from runtime.cli_session import (
     settings_of,
 )
 from runtime.errors import ConfigError
-from runtime.output_path import refuse_unwritable_folder
+from runtime.output_path import writable_folder
 
 
 def profile(
@@ -34,8 +33,8 @@ def profile(
     steps: Annotated[int | None, typer.Option(min=1, help="Decode steps to look at; default 200 on a GPU, 16 on a CPU.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests that decode side by side.")] = 1,
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Receives profile.json, profile.html, trace.json and timeline.png.")
-    ] = Path("profile"),
+        str, typer.Option(metavar="DIR", help="Receives profile.json, profile.html, trace.json and timeline.png.")
+    ] = "profile",
     prompt: Prompts = None,
     prompt_file: PromptFile = None,
     set_: Overrides = None,
@@ -45,7 +44,8 @@ def profile(
     """Shows where the time of a step goes: host phases, replays, gaps and kernels, with a picture.
 
     On a GPU each pass is a process of its own: one untraced, which says how long a step takes; one with a record a replay; with
-    --trace node one with a record a kernel, and one with a record a call of the host. On a CPU there is one pass, and nothing overlaps. Exit code 1: the trace was refused.
+    --trace node one with a record a kernel, and one with a record a call of the host. On a CPU there is one pass, and nothing
+    overlaps. Exit code 1: the trace was refused.
     """
     with exits():
         settings = settings_of(config, set_)
@@ -60,7 +60,7 @@ def profile(
         from runtime.profile.table import render_profile
         from runtime.profile.trace import Mode, TraceRefusedError
 
-        refuse_unwritable_folder(f"--out {out}", out, session.FILES)
+        folder = writable_folder(f"--out {out}", out, session.FILES)
         try:
             result = session.profile(
                 settings,
@@ -76,7 +76,7 @@ def profile(
             typer.echo(f"refused: {error}", err=True)
             raise typer.Exit(OPEN_GATE) from error
         print(json.dumps(record, indent=2) if as_json else render_profile(record), flush=True)
-        files, no_picture = session.write_files(result, record, out)
+        files, no_picture = session.write_files(result, record, folder)
         if no_picture is not None:
             typer.echo(no_picture, err=True)
         typer.echo("wrote " + ", ".join(map(str, files)), err=True)

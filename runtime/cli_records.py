@@ -10,17 +10,18 @@ import typer
 
 from runtime.cli_session import exits
 from runtime.errors import ConfigError
+from runtime.user_path import user_path
 
 
 def records(
-    folder: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="Folder of records; default docs/records.")] = None,
+    folder: Annotated[str | None, typer.Argument(metavar="[DIR]", help="Folder of records; default docs/records.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Prints one JSON object instead of the table.")] = False,
 ) -> None:
     """Prints the records of measurements: verdicts, figures with their floors, and which of them are stale or were edited."""
     with exits():
         from runtime.records import RECORDS, read_records, render_records
 
-        found, refused = read_records(folder or RECORDS)
+        found, refused = read_records(RECORDS if folder is None else _existing(folder))
         if as_json:
             values = [
                 {
@@ -40,3 +41,10 @@ def records(
             print(render_records(found), flush=True)
         if refused:
             raise ConfigError("\nerror: ".join(why for _, why in refused))
+
+
+def _existing(folder: str) -> Path:
+    try:
+        return user_path(folder)
+    except ValueError as error:
+        raise ConfigError(f"records = {folder}: {error}; name a folder of records, or none for docs/records") from error

@@ -41,25 +41,26 @@ def refuse_unwritable(what: str, file: str | Path | None) -> None:
         raise _refused(what, error) from error
 
 
-def refuse_unwritable_folder(what: str, folder: str | Path, files: tuple[str, ...] = ()) -> None:
-    """As `refuse_unwritable`, for a folder that is made when there is something to put into it.
+def writable_folder(what: str, folder: str | Path, files: tuple[str, ...] = ()) -> Path:
+    """The folder, as `refuse_unwritable` is for a file; it is made when there is something to put into it.
 
     Args:
         files: names of what it will hold, where they are known: one that is there already must be writable too.
     """
-    folder = _path(what, folder)
+    path = _path(what, folder)
     try:
-        missing = [path for path in (folder, *folder.parents) if not path.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        missing = [each for each in (path, *path.parents) if not each.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
             pass
-        for path in missing:
-            path.rmdir()
+        for each in missing:
+            each.rmdir()
     except OSError as error:
         raise _refused(what, error) from error
     for name in files:
-        if (folder / name).exists():
-            refuse_unwritable(f"{what}: {name}", folder / name)
+        if (path / name).exists():
+            refuse_unwritable(f"{what}: {name}", path / name)
+    return path
 
 
 def write_text(what: str, file: str | Path, text: str) -> None:
@@ -74,7 +75,7 @@ def _path(what: str, path: str | Path) -> Path:
     try:
         return user_path(path)
     except ValueError as error:
-        raise ConfigError(f"{what}: {error}") from error
+        raise ConfigError(f"{what}: {error}; name a place") from error
 
 
 def _refused(what: str, error: OSError) -> ConfigError:

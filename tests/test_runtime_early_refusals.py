@@ -15,7 +15,7 @@ from runtime import assembly
 from runtime.cli_usage import tool_exit_code
 from runtime.errors import CapacityError, ConfigError, PromptError, SamplingError
 from runtime.intake import Intake
-from runtime.output_path import refuse_unwritable, refuse_unwritable_folder, write_text
+from runtime.output_path import refuse_unwritable, writable_folder, write_text
 from runtime.sampling import SamplingParams
 from tests.tiny_checkpoint import TinyModel, TinyShape, write_tiny_checkpoint
 from tests.tiny_command import refused, write_tiny_config
@@ -192,7 +192,7 @@ def test_what_is_proven_writable_is_left_as_it_was(tmp_path: Path) -> None:
     link.symlink_to(tmp_path / "target.json")
     for place in (kept, link, tmp_path / "new.json", "-", None):
         refuse_unwritable("--json", place)
-    refuse_unwritable_folder("--out", tmp_path / "a" / "b", ("kept.json",))
+    writable_folder("--out", tmp_path / "a" / "b", ("kept.json",))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kept.json", "link.json"]
     assert kept.read_text() == "kept"
     assert link.is_symlink()
@@ -210,7 +210,33 @@ def test_a_pipe_is_not_opened_before_there_is_something_to_say(tmp_path: Path) -
             refuse_unwritable("--json", tmp_path / "pipe")
 
 
-@pytest.mark.parametrize("refuse", [refuse_unwritable, refuse_unwritable_folder])
+EMPTY = [
+    (["run", ""], "config = : it is empty; give a YAML file"),
+    (["run", "CONFIG", "--prompt-file", ""], "prompt file : it is empty; give a file"),
+    (["run", "CONFIG", "--set", "model.source=''"], "model.source = '': must have at least 1 character"),
+    (["run", "CONFIG", "--set", "graphs.dot=''"], "graphs.dot = '': must have at least 1 character"),
+    (["bench", "CONFIG", "--json", ""], "--json : it is empty; name a place"),
+    (["compare", "CONFIG", "--arms", "seed=1", "--arms", "seed=2", "--record", ""], "--record : it is empty; name a place"),
+    (["profile", "CONFIG", "--out", ""], "--out : it is empty; name a place"),
+    (["gates", "G4", "--record", ""], "--record : it is empty; name a place"),
+    (["records", ""], "records = : it is empty; name a folder of records"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), EMPTY, ids=[" ".join(arguments) for arguments, _ in EMPTY])
+def test_nothing_is_no_name_of_the_working_folder(
+    config: str, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    """What a shell makes of a variable that is not set: results would land there, or what lies there would be read."""
+    assert message in refused(capsys, *(config if argument == "CONFIG" else argument for argument in arguments))
+
+
+def test_a_folder_below_home_is_written_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert writable_folder("--record ~/r", "~/r") == tmp_path / "r"
+
+
+@pytest.mark.parametrize("refuse", [refuse_unwritable, writable_folder])
 def test_a_place_that_cannot_even_be_looked_at_is_told_by_its_option(refuse: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--json: cannot be written: File name too long; name another place"):
         refuse("--json", tmp_path / ("x" * 300))

@@ -184,7 +184,7 @@ MUTATIONS = (
         "places-looked-at-when-there-is-something-to-write",
         "D10",
         "runtime/blueprint.py",
-        '        refuse_unwritable_folder(f"graphs.dot = {config.graphs.dot}", config.graphs.dot)\n',
+        '        writable_folder(f"graphs.dot = {config.graphs.dot}", config.graphs.dot)\n',
         "        pass\n",
         test=_EARLY + "a_place_that_cannot_be_written[/proc/draftgraph-run set]",
         text="the same message, once all graphs are captured",
