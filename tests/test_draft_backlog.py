@@ -109,9 +109,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-@pytest.mark.parametrize(("table", "depth"), TABLES.values(), ids=TABLES)
-@pytest.mark.parametrize("name", DRAFTERS)
+# Each drafter with each table and with each of the settings, and each of these with each other.
+PAIRS = [
+    pytest.param(name, *TABLES[table], SETTINGS[how], id=f"{name}-{table}-{how}")
+    for i, table in enumerate(TABLES)
+    for j, how in enumerate(SETTINGS)
+    for name in [list(DRAFTERS)[(i + j) % len(DRAFTERS)]]
+]
+
+
+@pytest.mark.parametrize(("name", "table", "depth", "settings"), PAIRS)
 def test_drafts_are_those_of_a_context_that_keeps_up(
     opened: Opened,
     reference: Reference,

@@ -142,7 +142,7 @@ def test_batch_invariant_logits_do_not_depend_on_company_or_drafts(models: Calla
     assert compared > 20
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float16", marks=pytest.mark.slow), "bfloat16"])
 def test_fused_and_plain_agree_in_sixteen_bits(
     models: Callable[[str], TinyModel], monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:

@@ -105,7 +105,7 @@ def test_the_outcome_travels_beside_the_drafts(toy: ToyEngine) -> None:
     outcome = toy.runner.launch(prefill(0, 0, (5, 6, 7), (3, 1)))
     carriers = {operation.origin.stream for operation in toy.device.queue._pending if "landing" in operation.origin.label}
     assert carriers == {"copy"}
-    assert outcome.collect().num_sampled == [1]
+    assert list(outcome.collect().num_sampled) == [1]
     left = [operation.origin.label for operation in toy.device.queue._pending]
     assert left
     assert all("propose" in label for label in left)

@@ -9,16 +9,12 @@ from kernels.block_conv import block_conv
 from kernels.block_join import join_conv, join_norm
 from tests.block_cases import join_case
 from tests.fused_cases import check as check_stored
-from tests.fused_cases import out_of, warps, wide_args
-from tests.kernel_cases import Launch, floats, launches, live, poisoned
-from tests.storage_cases import STORAGES, stored
-
-HEAD_LAUNCHES = launches((1, 1), ((2, 2), 3), ((5, 7), 2))
-STORAGE = pytest.mark.parametrize("storage", STORAGES)
+from tests.fused_cases import forms, out_of, wide_args
+from tests.kernel_cases import Launch, floats, live, poisoned
+from tests.storage_cases import stored
 
 
-@HEAD_LAUNCHES
-@STORAGE
+@forms((1, 1), ((2, 2), 3), ((5, 7), 2))
 @pytest.mark.parametrize("side", [0, 1])
 @pytest.mark.parametrize(("taps", "groups", "queries"), [(2, 3, 4), (3, 1, 2), (1, 6, 3), (4, 2, 4)], ids=str)
 def test_block_conv(launch: Launch, storage: str, side: int, taps: int, groups: int, queries: int) -> None:
@@ -35,8 +31,7 @@ def test_block_conv(launch: Launch, storage: str, side: int, taps: int, groups: 
     check_stored(launch, block_conv, args, {"out": oracle.block_conv(**wide_args(args))}, storage)
 
 
-@warps(((1, 1), 1), ((3, 2), 3), ((2, 1), 8))
-@STORAGE
+@forms(((1, 1), 1), ((3, 2), 3), ((2, 1), 8))
 @pytest.mark.parametrize("joins", [0, 1])
 @pytest.mark.parametrize(("groups", "queries"), [(3, 4), (1, 2), (6, 3), (4, 9)], ids=str)
 def test_join_conv(launch: Launch, storage: str, joins: int, groups: int, queries: int) -> None:
@@ -45,8 +40,7 @@ def test_join_conv(launch: Launch, storage: str, joins: int, groups: int, querie
     check_stored(launch, join_conv, args, oracle.join_conv(**wide_args(args)), storage)
 
 
-@warps(((1, 1), 1), ((3, 2), 3), ((9, 1), 4))
-@STORAGE
+@forms(((1, 1), 1), ((3, 2), 3), ((9, 1), 4))
 @pytest.mark.parametrize(("groups", "queries", "width"), [(3, 4, 12), (1, 2, 12), (5, 3, 80)], ids=str)
 def test_join_norm(launch: Launch, storage: str, groups: int, queries: int, width: int) -> None:
     case = join_case(storage, 1, groups, queries, width)

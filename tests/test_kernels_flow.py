@@ -11,7 +11,7 @@ from kernels import oracle_fused as oracle
 from kernels.flow_head import flow_argmax
 from kernels.flow_project import flow_gate_up, flow_project
 from kernels.flow_residual import flow_residual, flow_residual_tap
-from tests.fused_cases import EPS, LAUNCHES, STORAGE, check, out_of, residual_case, wide_args
+from tests.fused_cases import EPS, FORMS, LAUNCHES, check, out_of, residual_case, wide_args
 from tests.head_cases import check_head, head_case
 from tests.kernel_cases import Launch, floats, live, poisoned
 from tests.storage_cases import stored
@@ -49,8 +49,7 @@ def flow_case(storage: str, scaled: int, outputs: int, depth: int, count: int, c
     }
 
 
-@LAUNCHES
-@STORAGE
+@FORMS
 @SCALED
 @CASES
 def test_flow_project(
@@ -60,8 +59,7 @@ def test_flow_project(
     check(launch, flow_project, args, {"out": oracle.norm_project(**wide_args(args))}, storage)
 
 
-@LAUNCHES
-@STORAGE
+@FORMS
 @CASES
 def test_flow_gate_up(launch: Launch, storage: str, outputs: int, depth: int, count: int, capacity: int, parts: int) -> None:
     args = flow_case(storage, 0, 2 * outputs, depth, count, capacity, parts)
@@ -69,8 +67,7 @@ def test_flow_gate_up(launch: Launch, storage: str, outputs: int, depth: int, co
     check(launch, flow_gate_up, args, {"out": oracle.norm_gate_up(**wide_args(args))}, storage)
 
 
-@LAUNCHES
-@STORAGE
+@FORMS
 @CASES
 def test_flow_residual(launch: Launch, storage: str, outputs: int, depth: int, count: int, capacity: int, parts: int) -> None:
     args = residual_case(storage, outputs, depth, count, capacity, parts)
@@ -88,8 +85,7 @@ def test_flow_residual_to_a_tap(launch: Launch, storage: str) -> None:
     check(launch, flow_residual_tap, args, {"normed": normed, "features": features}, storage, wide)
 
 
-@LAUNCHES
-@STORAGE
+@FORMS
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize(("count", "vocab_size", "padding"), [(1, 21, 3), (3, 140, 0), (17, 13, 8), (9, 60, 4)])
 def test_flow_argmax(launch: Launch, storage: str, parts: int, count: int, vocab_size: int, padding: int) -> None:

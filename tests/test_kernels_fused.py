@@ -22,15 +22,14 @@ from kernels.project import (
 )
 from kernels.project_small import norm_gate_up_small, norm_project_small
 from kernels.project_tap import project_residual_tap, project_residual_two_tap
-from tests.fused_cases import EPS, LAUNCHES, STORAGE, check, out_of, residual_case, warps, wide_args
+from tests.fused_cases import EPS, FORMS, LAUNCHES, check, forms, out_of, residual_case, wide_args
 from tests.kernel_cases import Launch, floats, guarded, live, poisoned, untouched
 from tests.storage_cases import stored
 
-BEHIND_LAUNCHES = warps(((2, 2), 1), ((1, 3), 2))
+BEHIND_FORMS = forms(((2, 2), 1), ((1, 3), 2))
 
 
-@BEHIND_LAUNCHES
-@STORAGE
+@BEHIND_FORMS
 @pytest.mark.parametrize("width", [24, 13, 1304])
 def test_embed_squares(launch: Launch, storage: str, width: int) -> None:
     args = {
@@ -47,8 +46,7 @@ def test_embed_squares(launch: Launch, storage: str, width: int) -> None:
     check(launch, embed_squares, args, {"normed": normed}, storage, wide=expected)
 
 
-@LAUNCHES
-@STORAGE
+@FORMS
 @pytest.mark.parametrize("width", [24, 13, 1304])
 def test_embed_norm(launch: Launch, storage: str, width: int) -> None:
     args = {
@@ -95,8 +93,7 @@ NORM_CASES = pytest.mark.parametrize(
 SCALED = pytest.mark.parametrize("scaled", [0, 1], ids=["squares", "scaled"])
 
 
-@LAUNCHES
-@STORAGE
+@FORMS
 @SCALED
 @NORM_CASES
 def test_norm_project(
@@ -107,8 +104,7 @@ def test_norm_project(
         check(launch, kernel, args, {"out": oracle.norm_project(**wide_args(args))}, storage)
 
 
-@LAUNCHES
-@STORAGE
+@FORMS
 @SCALED
 @NORM_CASES
 def test_norm_gate_up(
@@ -120,8 +116,7 @@ def test_norm_gate_up(
         check(launch, kernel, args, {"out": oracle.norm_gate_up(**wide_args(args))}, storage)
 
 
-@LAUNCHES
-@STORAGE
+@FORMS
 @NORM_CASES
 def test_project_residual(
     launch: Launch, storage: str, outputs: int, depth: int, count: int, capacity: int, parts: int, slabs: int
@@ -145,8 +140,7 @@ BEHIND = pytest.mark.parametrize(
 )
 
 
-@BEHIND_LAUNCHES
-@STORAGE
+@BEHIND_FORMS
 @SCALED
 @BEHIND
 def test_norm_swiglu(launch: Launch, storage: str, scaled: int, columns: int, count: int, capacity: int) -> None:
@@ -165,8 +159,7 @@ def test_norm_swiglu(launch: Launch, storage: str, scaled: int, columns: int, co
     check(launch, norm_swiglu, args, {"out": oracle.norm_swiglu(**wide_args(args))}, storage)
 
 
-@BEHIND_LAUNCHES
-@STORAGE
+@BEHIND_FORMS
 @BEHIND
 def test_add_squares(launch: Launch, storage: str, columns: int, count: int, capacity: int) -> None:
     args = {
@@ -181,8 +174,7 @@ def test_add_squares(launch: Launch, storage: str, columns: int, count: int, cap
     check(launch, add_squares, args, {"normed": normed}, storage, wide={"residual": residual, "squares": squares})
 
 
-@LAUNCHES
-@STORAGE
+@FORMS
 @BEHIND
 def test_add_norm(launch: Launch, storage: str, columns: int, count: int, capacity: int) -> None:
     """With a tap and without; the columns beside those of the tap are another's."""
@@ -201,8 +193,7 @@ def test_add_norm(launch: Launch, storage: str, columns: int, count: int, capaci
     check(launch, add_norm_tap, tapped, {"normed": normed, "features": features}, storage, wide={"residual": residual})
 
 
-@warps((2, 4), (1, 10))
-@STORAGE
+@forms((2, 4), (1, 10))
 @pytest.mark.parametrize("kernel", [norm_project, norm_project_two, norm_gate_up], ids=lambda kernel: kernel.name)
 def test_a_row_of_a_product_does_not_depend_on_its_company(launch: Launch, kernel: Kernel, storage: str) -> None:
     """Bit for bit: alone, among eight, and as the ninth."""

@@ -7,14 +7,13 @@ import pytest
 
 from kernels import oracle_fused as oracle
 from kernels.head import best_of_stripes, gather_norm, project_argmax
-from tests.fused_cases import EPS, LAUNCHES, STORAGE, check, out_of, wide_args
+from tests.fused_cases import EPS, FORMS, LAUNCHES, check, out_of, wide_args
 from tests.head_cases import check_head, head_case
 from tests.kernel_cases import Launch, floats, live, untouched
 from tests.storage_cases import STORAGES, dtype_of
 
 
-@LAUNCHES
-@STORAGE
+@FORMS
 @pytest.mark.parametrize("width", [8, 24, 13, 800])
 def test_gather_norm(launch: Launch, storage: str, width: int) -> None:
     args = {
@@ -28,8 +27,7 @@ def test_gather_norm(launch: Launch, storage: str, width: int) -> None:
     check(launch, gather_norm, args, {"out": oracle.gather_norm(**wide_args(args))}, storage)
 
 
-@LAUNCHES
-@STORAGE
+@FORMS
 @pytest.mark.parametrize(("count", "vocab_size", "padding"), [(1, 21, 3), (3, 40, 0), (17, 13, 8), (9, 60, 4), (70, 30, 2)])
 def test_head_and_argmax(launch: Launch, storage: str, count: int, vocab_size: int, padding: int) -> None:
     check_head(launch, project_argmax, head_case(storage, count, vocab_size, padding, 64), storage)

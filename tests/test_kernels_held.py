@@ -6,13 +6,12 @@ import pytest
 
 from kernels.held import HELD_COLUMNS
 from kernels.held_head import held_argmax
-from tests.fused_cases import STORAGE, warps
+from tests.fused_cases import forms
 from tests.head_cases import check_head, head_case
 from tests.kernel_cases import Launch
 
 
-@warps((2, 3), (1, 8), (5, 2))
-@STORAGE
+@forms((2, 3), (1, 8), (5, 2))
 @pytest.mark.parametrize(
     ("count", "vocab_size", "padding"),
     [

@@ -10,11 +10,11 @@ import pytest
 from kernels import oracle_fused as oracle
 from kernels.wide_gate_up import wide_gate_up
 from kernels.wide_parts import add_parts, add_parts_tap, wide_parts
-from tests.fused_cases import EPS, STORAGE, check, out_of, warps, wide_args
+from tests.fused_cases import EPS, check, forms, out_of, wide_args
 from tests.kernel_cases import Launch, floats, guarded, live, poisoned, untouched
 from tests.storage_cases import stored
 
-LAUNCHES = warps((2, 8), (1, 9))
+FORMS = forms((2, 8), (1, 9))
 CASES = pytest.mark.parametrize(
     ("outputs", "depth", "count", "capacity"),
     [
@@ -43,8 +43,7 @@ def operands(launch: Launch, storage: str, outputs: int, depth: int, count: int,
     }
 
 
-@LAUNCHES
-@STORAGE
+@FORMS
 @CASES
 def test_wide_gate_up(launch: Launch, storage: str, outputs: int, depth: int, count: int, capacity: int) -> None:
     """Tiles that end in their halves, columns that end in a chunk."""
@@ -52,8 +51,7 @@ def test_wide_gate_up(launch: Launch, storage: str, outputs: int, depth: int, co
     check(launch, wide_gate_up, args, {"out": oracle.wide_gate_up(**wide_args(args))}, storage)
 
 
-@LAUNCHES
-@STORAGE
+@FORMS
 @pytest.mark.parametrize("parts", [1, 2, 6])
 @CASES
 def test_wide_parts(launch: Launch, storage: str, outputs: int, depth: int, count: int, capacity: int, parts: int) -> None:
@@ -64,8 +62,7 @@ def test_wide_parts(launch: Launch, storage: str, outputs: int, depth: int, coun
     check(launch, wide_parts, args, {"out": expected}, storage)
 
 
-@LAUNCHES
-@STORAGE
+@FORMS
 @pytest.mark.parametrize("tapped", [False, True], ids=["", "tap"])
 @pytest.mark.parametrize("parts", [1, 2, 3, 4, 5, 6])
 @pytest.mark.parametrize(("columns", "count"), [(24, 3), (2312, 2), (8, 0)])

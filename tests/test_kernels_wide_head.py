@@ -7,15 +7,14 @@ import pytest
 
 from kernels.wide_head import wide_head
 from kernels.wide_shape import HEIGHT
-from tests.fused_cases import STORAGE, check, warps
+from tests.fused_cases import check, forms
 from tests.head_cases import check_head, head_case
 from tests.kernel_cases import Launch, live, poisoned
 
-LAUNCHES = warps((2, 8), (1, 9))
+FORMS = forms((2, 8), (1, 9))
 
 
-@LAUNCHES
-@STORAGE
+@FORMS
 @pytest.mark.parametrize(
     ("count", "vocab_size", "padding", "depth", "stripes"),
     [(1, 21, 3, 8, 3), (17, 13, 3, 72, 1), (9, 400, 0, 136, 2), (64, 590, 2, 200, 1), (70, 1000, 8, 456, 3), (0, 40, 0, 64, 2)],
@@ -29,8 +28,7 @@ def test_head_and_best_columns(
     check_head(launch, wide_head, head_case(storage, count, vocab_size, padding, depth, stripes), storage)
 
 
-@LAUNCHES
-@STORAGE
+@FORMS
 def test_a_stripe_is_every_so_manieth_tile(launch: Launch, storage: str) -> None:
     """What is largest in a tile is the best of the stripe that has it; a stripe without a tile has none."""
     if launch.executor == "simulator":
