@@ -8,6 +8,7 @@ others and not used for a month (graphs/cache_age.py).
 from __future__ import annotations
 
 import atexit
+import errno
 import hashlib
 import logging
 import os
@@ -55,6 +56,8 @@ def give_up(error: OSError) -> None:
 
 def _prove_writable(folder: Path) -> None:
     """Raises OSError."""
+    if str(folder).startswith("~"):  # expanduser knows no such user
+        raise FileNotFoundError(errno.ENOENT, "that is nobody's home folder here", str(folder))
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
         pass

@@ -114,7 +114,7 @@ def _prove(
 ) -> list[GateReport]:
     from graphs.cpu_executor import CpuExecutor
     from graphs.cpu_matmul import use_threads
-    from runtime.device import open_device
+    from runtime.device import open_device, refuse_disabled_compiler
     from runtime.gates.case import Case
     from runtime.gates.gates import run_gate
     from runtime.gates.matrix import covering, scheduled
@@ -123,12 +123,14 @@ def _prove(
     cases = [Case.parse(text) for text in case] if case else None
     if schedules:
         cases = list(scheduled() if full else covering())
-    venue: Venue = CpuExecutor()
+    venue: Venue
     if device == "cuda":
         # Opened before the first case: a machine without a usable GPU is one error, not one for each case.
         open_device("cuda").close()
         venue = OnGpu()
     else:
+        refuse_disabled_compiler()
+        venue = CpuExecutor()
         use_threads(1)
     bars, reports = silent_bar if quiet else progress_bar, []
     for name in names:

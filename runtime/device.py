@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy.typing as npt
+from numba.core import config as numba_config
 
 from graphs.cpu_executor import CpuExecutor
 from graphs.launch import Array, Event, Grid, Launcher
@@ -147,6 +148,12 @@ def refuse_absent_gpu(kind: DeviceKind) -> None:
         raise DeviceError(f"device = cuda: {missing}; or set device = cpu")
 
 
+def refuse_disabled_compiler() -> None:
+    """DeviceError: Numba compiles nothing in this process."""
+    if numba_config.DISABLE_JIT:
+        raise DeviceError("NUMBA_DISABLE_JIT = 1: what a CPU computes here is compiled; unset it")
+
+
 def open_device(
     kind: DeviceKind = "auto",
     *,
@@ -168,6 +175,8 @@ def open_device(
         DeviceError: the kind is unknown, or cannot be opened here.
     """
     resolved, _ = resolve_kind(kind)
+    if resolved != "cuda":
+        refuse_disabled_compiler()
     if resolved == "cpu":
         return VirtualDevice(CpuExecutor(), schedule=schedule, seed=seed, detect=detect, poison=poison)
     if resolved == "simulator":

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from graphs import compile_cache
-from graphs.compile_cache import kernel_cache_dir
+from graphs.compile_cache import kernel_cache_dir, writable_cache_dir
 from graphs.cpu_executor import CpuExecutor
 from kernels.lang import block_sum, cuda, f32, kernel
 
@@ -29,6 +29,20 @@ def test_sources_that_change_while_a_process_runs_do_not_rename_what_it_compiles
 def test_the_place_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DRAFTGRAPH_CACHE", str(tmp_path))
     assert kernel_cache_dir().parent == tmp_path / "kernels"
+
+
+def test_the_home_of_nobody_is_no_folder_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("DRAFTGRAPH_CACHE", "~nobody-of-that-name/cache")
+    monkeypatch.chdir(tmp_path)
+    compile_cache._writable.cache_clear()
+    try:
+        assert writable_cache_dir() is None
+    finally:
+        compile_cache._writable.cache_clear()
+    assert "cannot be written (that is nobody's home folder here)" in caplog.text
+    assert not list(tmp_path.iterdir())
 
 
 @kernel(writes=("out",))

@@ -128,6 +128,18 @@ def test_an_unknown_architecture(refused: Refused, model: TinyModel) -> None:
     assert "llama" in message.lower()
 
 
+@pytest.mark.parametrize("arguments", [["run", "CONFIG"], ["run", "CONFIG", "--set", "device=simulator"], ["gates"]], ids=" ".join)
+def test_a_compiler_that_is_switched_off(config: Path, arguments: list[str]) -> None:
+    """Numba reads its environment when it is imported: in a process of its own."""
+    command = [sys.executable, "-m", "runtime.cli", *(str(config) if each == "CONFIG" else each for each in arguments)]
+    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"} | {"NUMBA_ENABLE_CUDASIM": "0"}
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False, timeout=60)
+    assert result.returncode == 2, result.stderr
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    assert "error: NUMBA_DISABLE_JIT = 1: what a CPU computes here is compiled; unset it" in result.stderr
+
+
 # ---- configuration ------------------------------------------------------------------------------------------------------------
 
 
