@@ -79,7 +79,7 @@ class StreamEvent(NamedTuple):
     logprobs  of each of the tokens, where they were asked for
     """
 
-    index: int
+    index: int  # type: ignore[assignment]  # in the place of the method that a tuple has
     text: str
     token_ids: tuple[int, ...] = ()
     output: RequestOutput | None = None
