@@ -10,6 +10,7 @@ from typing import Any
 from runtime import sampling_checks as checks
 from runtime.errors import SamplingError
 from runtime.sampling_checks import MAX_STOP_TOKEN_IDS, Word
+from runtime.shown_value import shown
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100
 MAX_N = 64
@@ -129,9 +130,12 @@ class SamplingParams:
         Raises:
             SamplingError: an unknown name, or a value out of range.
         """
+        if not isinstance(values, Mapping):
+            raise SamplingError(f"parameters = {shown(values)}: must map their names to values")
         names = [field.name for field in fields(self)]
         for name in values:
             if name not in names:
-                near = [f"; did you mean {known}?" for known in get_close_matches(name, names, 1)]
-                raise SamplingError(f"{name} = {values[name]!r}: unknown parameter{''.join(near)}")
+                near = [f"; did you mean {known}?" for known in get_close_matches(shown(name, str), names, 1)]
+                hint = "".join(near) or f"; known are {', '.join(names)}"
+                raise SamplingError(f"{shown(name, str)} = {shown(values[name])}: unknown parameter{hint}")
         return replace(self, **values)

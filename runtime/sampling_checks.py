@@ -126,7 +126,7 @@ def bad_words(values: object) -> tuple[Word, ...]:
 def logit_bias(values: object) -> tuple[tuple[int, float], ...]:
     """(id, bias) by id. Keys may be written as texts, as JSON does."""
     pairs = list(values.items()) if isinstance(values, Mapping) else values
-    if isinstance(pairs, str) or not isinstance(pairs, Iterable):
+    if isinstance(pairs, str) or not _yields(pairs):
         raise SamplingError(f"logit_bias = {shown(values)}: must map token ids to numbers")
     biases: dict[int, float] = {}
     for pair in pairs:
@@ -145,8 +145,13 @@ def logit_bias(values: object) -> tuple[tuple[int, float], ...]:
     return tuple(sorted(biases.items()))
 
 
+def _yields(values: object) -> TypeGuard[Iterable[Any]]:
+    """An array of no dimension has the methods of what yields elements, and yields none."""
+    return isinstance(values, Iterable) and getattr(values, "ndim", 1) > 0
+
+
 def _listed(name: str, values: object, kind: str, most: int) -> tuple[Any, ...]:
-    if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
+    if not _yields(values) or isinstance(values, str | bytes | Mapping):
         raise SamplingError(f"{name} = {shown(values)}: must be a list of {kind}")
     items = tuple(values)
     if len(items) > most:

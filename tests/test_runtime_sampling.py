@@ -123,6 +123,22 @@ def test_fields_replace_parameters_and_unknown_names_are_refused() -> None:
     assert (params.temperature, params.top_p, params.logit_bias) == (0.5, 0.5, ((4, 1.0),))
     with pytest.raises(SamplingError, match=r"top_q = 1: unknown parameter; did you mean top_p\?"):
         params.with_fields({"top_q": 1})
+    with pytest.raises(SamplingError, match="9 = 1: unknown parameter; known are max_tokens, "):
+        params.with_fields({9: 1})  # type: ignore[dict-item]
+    with pytest.raises(SamplingError, match="top_q = an integer of thousands of digits: unknown parameter"):
+        params.with_fields({"top_q": 10**5000})
+
+
+@pytest.mark.parametrize("values", [None, 3, "top_p", ["top_p"], np.array(0.5)], ids=repr)
+def test_what_are_no_fields(values: Any) -> None:
+    with pytest.raises(SamplingError, match="^parameters = .*: must map their names to values"):
+        SamplingParams().with_fields(values)
+
+
+@pytest.mark.parametrize("name", ["stop", "stop_token_ids", "allowed_token_ids", "bad_words", "logit_bias"])
+def test_an_array_of_no_dimension_is_no_list(name: str) -> None:
+    with pytest.raises(SamplingError, match=f"^{name} = array"):
+        SamplingParams(**{name: np.array(5)})
 
 
 def test_seeds_of_samples() -> None:
