@@ -131,7 +131,7 @@ def test_fields_replace_parameters_and_unknown_names_are_refused() -> None:
 
 @pytest.mark.parametrize("values", [None, 3, "top_p", ["top_p"], np.array(0.5)], ids=repr)
 def test_what_are_no_fields(values: Any) -> None:
-    with pytest.raises(SamplingError, match="^parameters = .*: must map their names to values"):
+    with pytest.raises(SamplingError, match=r"^parameters = .*: must map their names to values"):
         SamplingParams().with_fields(values)
 
 
