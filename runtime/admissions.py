@@ -54,6 +54,8 @@ class Admissions:
         self._sampler, self._logprobs, self._prompt_logprobs = sampler, logprobs, prompt_logprobs
         self._eos_token_ids = tuple(eos_token_ids)
         self._state = buffers.state
+        self._read = frozenset(["admission"])
+        self._written = frozenset((*buffers.ADMITTED_DEVICE, *buffers.ADMITTED_HOST, *buffers.ADMITTED_SAMPLING))
         self.sampled_reasons: list[str | None] = [None] * buffers.sizes.max_num_seqs
         self._count = self._list_count = 0
         self._spread: tuple[Callable[[], None], ...] | None = None
@@ -67,15 +69,16 @@ class Admissions:
         stop_ids = self._stop_ids(admission)
         min_total_len = admission.prompt_len + admission.params.min_tokens
         prefill_len = len(admission.prefill_tokens)
-        host_fields: dict[str, int | npt.NDArray[np.int32]] = {
-            "prefill_len": prefill_len,
-            "max_total_len": admission.max_total_len,
-            "min_total_len": min_total_len,
+        host_fields = {
+            "prefill_len": np.array(prefill_len, np.int32),
+            "max_total_len": np.array(admission.max_total_len, np.int32),
+            "min_total_len": np.array(min_total_len, np.int32),
             "stop_ids": stop_ids,
         }
         for name, value in host_fields.items():
-            table[name].write_host(value, slot)
-            table[name].carry()
+            buffer = table[name]
+            buffer.write_host(value, slot)
+            buffer.carry()
         record = np.full(RECORD_FIELDS, -1, np.int32)
         lengths = prefill_len, 0, admission.max_total_len, min_total_len, admission.prompt_len
         record[:7] = slot, *lengths, admission.next_token
@@ -98,8 +101,7 @@ class Admissions:
         """The kernels that spread the record over the slot."""
         if self._spread is None:
             self._spread = self._prepare_spread()
-        written = (*self._buffers.ADMITTED_DEVICE, *self._buffers.ADMITTED_HOST, *self._buffers.ADMITTED_SAMPLING)
-        with self._table.eager(f"admit {admission.request_id}", reads=("admission",), writes=written):
+        with self._table.eager(f"admit {admission.request_id}", reads=self._read, writes=self._written):
             for launch in self._spread:
                 launch()
         if self._sampler is not None:

@@ -47,7 +47,8 @@ class MirrorTable:
         self.packs: dict[str, MirrorPack] = {}
         self.rings: dict[str, OutcomeRing] = {}
         self._adopted: dict[Hashable, Adopted] = {}
-        self._eager_uses: dict[tuple[frozenset[str], frozenset[str]], Uses] = {}
+        # Of work by what it reads and writes: all of it, and what has to be checked once that has passed.
+        self._eager_uses: dict[tuple[frozenset[str], frozenset[str]], tuple[Uses, Uses]] = {}
         self._resizes = 0
 
     # Contents
@@ -171,10 +172,14 @@ class MirrorTable:
         Checks before the body what before_launch checks; moves the tags after it, unless it raised.
         """
         names = frozenset(reads), frozenset(writes)
-        uses = self._eager_uses.get(names)
-        if uses is None:
-            uses = self._eager_uses[names] = self._uses(writer, *names)
-        self._check(writer, uses)
+        known = self._eager_uses.get(names)
+        if known is None:
+            uses = self._uses(writer, *names)
+            self._check(writer, uses)
+            self._eager_uses[names] = uses, uses.changeable()
+        else:
+            uses, to_check = known
+            self._check(writer, to_check)
         yield
         self._move(writer, uses)
 
