@@ -21,7 +21,7 @@ from kernels.lang import Kernel
 from kernels.lang_overlap import HOPPER
 from runtime.cuda_capture import CudaCapture
 from runtime.cuda_compiler import CudaCompiler
-from runtime.cuda_heap import CudaHeap
+from runtime.cuda_heap import CudaHeap, abandon
 from runtime.cuda_memory import CudaAllocation, CudaArray, CudaHostArray, CudaMappedArray, CudaPinnedArray
 from runtime.cuda_probe import gpu_facts
 from runtime.cuda_room import no_room, out_of_memory
@@ -199,8 +199,19 @@ class CudaDevice(DeviceState[CudaCapture]):
                     for close in self.closers:
                         close()
         finally:
-            self._heap.release_all()
+            lost = self._failed and not self._answers()
+            if lost:
+                abandon(self.closers)
+            self._heap.release_all(lost=lost)
             self._end()
+
+    def _answers(self) -> bool:
+        """Does CUDA still do what it is asked for? After an error of a kernel it answers every call with that."""
+        try:
+            runtime.memGetInfo()
+        except runtime.CUDARuntimeError:
+            return False
+        return True
 
     def __enter__(self) -> CudaDevice:
         return self
@@ -226,10 +237,10 @@ class CudaDevice(DeviceState[CudaCapture]):
         """Raise DeviceError from an error of CUDA or of one of its packages; return from any other."""
         if not (isinstance(error, DriverError) or type(error).__module__.partition(".")[0] in _CUDA_PACKAGES):
             return
-        # close() must not wait for work that will never end well.
-        self._failed = True
         if out_of_memory(error):
             raise DeviceError(f"{what} ran out of memory: {no_room(self.name)}") from error
+        # close() must not wait for work that will never end well.
+        self._failed = True
         raise DeviceError(
             f"{what} failed on {self.name}: {error}; an error of a kernel shows at a later call: "
             "graphs.mode = eager and compute-sanitizer find the kernel"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
     from runtime.cuda_device import CudaDevice
 
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+
+
+def abandon(owner: object) -> None:
+    """Let `owner` never end: freeing memory of a GPU that has failed only fails, and CuPy can tell that by a traceback alone."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(owner))
 
 
 class CudaHeap:
@@ -65,8 +71,11 @@ class CudaHeap:
         allocation.release()
         del self._allocations[allocation.name]
 
-    def release_all(self) -> None:
+    def release_all(self, *, lost: bool = False) -> None:
+        """lost: CUDA gives nothing back any more, so that what is held goes with the process."""
         for allocation in self._allocations.values():
+            if lost:
+                abandon(allocation.owner)
             allocation.release()
         self._allocations.clear()
 

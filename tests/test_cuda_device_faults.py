@@ -3,6 +3,7 @@ nothing is waited for that will never end."""
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -162,6 +163,35 @@ def test_a_device_that_fails_as_it_closes_gives_its_memory_back(module: Any, mon
         device.close()
     assert device.allocated_bytes()["device"] == 0
     device.close()
+
+
+@pytest.mark.parametrize(("failed", "lost"), [(True, True), (True, False), (False, False)])
+def test_memory_that_cuda_would_not_take_back_is_left_to_the_process(
+    module: Any, monkeypatch: pytest.MonkeyPatch, failed: bool, lost: bool
+) -> None:
+    """CUDA would refuse to free it, and CuPy tells that by a traceback for each array: an engine has hundreds."""
+    freed: list[object] = []
+    monkeypatch.setattr(sys.modules["runtime.cuda_device"], "_CUDA_PACKAGES", {"builtins"})
+    device = module.CudaDevice()
+    for name in ("x", "y"):
+        device.array(name, (4,), np.int32)
+    workspace = idle_gpu._Memory(64)  # of cuBLAS, which is closed with the device
+    device.closers.append(lambda held=workspace: None)
+    stream, event = device.stream("s"), device.event("e")
+    stream.record(event)
+    del workspace
+    monkeypatch.setattr(idle_gpu._Memory, "__del__", lambda self: freed.append(self.nbytes), raising=False)
+    if failed:
+        monkeypatch.setattr(idle_gpu._Event, "synchronize", failing("cudaErrorIllegalAddress"))
+        with pytest.raises(DeviceError):
+            event.synchronize()
+    if lost:
+        monkeypatch.setattr(sys.modules["cupy.cuda"].runtime, "memGetInfo", failing("cudaErrorIllegalAddress"))
+    device.close()
+    del device, stream, event
+    gc.collect()
+    assert sorted(freed) == ([] if lost else [16, 16, 64])
+    monkeypatch.undo()
 
 
 @pytest.mark.parametrize(

@@ -241,6 +241,7 @@ def test_an_illegal_address_is_told_and_nothing_hangs() -> None:
     text = r"synchronize of stream `s` failed on .*: cudaError(IllegalAddress|InvalidAddressSpace)"
     assert re.search(text, done.stdout), done.stdout
     assert done.stdout.count("compute-sanitizer") == 3
+    assert "Traceback" not in done.stderr
 
 
 ILLEGAL_ADDRESS = """
@@ -259,6 +260,42 @@ for call in (stream.synchronize, device.synchronize, lambda: stream.fill(y, 0)):
     else:
         raise SystemExit("no error")
 device.close()
+"""
+
+
+def test_a_kernel_that_fails_in_a_decode_ends_the_command_with_one_line(tmp_path: Path) -> None:
+    """CUDA refuses to free what the engine holds then, hundreds of arrays; each refusal used to be a traceback."""
+    config = tmp_path / "run.yaml"
+    config.write_text("model: {source: random:tiny}\ndevice: cuda\nspeculator: {method: none}\nrun: {prompts: [hello], chat: false}\n")
+    command = [sys.executable, "-c", FAULT_IN_A_DECODE, "run", str(config), "--max-tokens", "40", "-q"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    lines = [line for line in done.stderr.splitlines() if "Warning" not in line]
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert len(lines) == 1, done.stderr[:2000]
+    assert re.match(r"error: .* failed on .*: cudaError(IllegalAddress|InvalidAddressSpace).*compute-sanitizer", lines[0])
+
+
+FAULT_IN_A_DECODE = """
+import sys
+import numpy as np
+from runtime.engine import Engine
+from tests.test_gpu_device import out_of_bounds
+opened = Engine.from_config
+def planted(*arguments, **options):
+    engine = opened(*arguments, **options)
+    runner, steps = engine.runner, []
+    launch, y = runner.launch, runner.device.array("y", (1,), np.float32)
+    def launch_and_spoil(plan):
+        steps.append(plan)
+        if len(steps) == 5:
+            runner.compute.launch(out_of_bounds, 1, 1, y, 2**30)
+        return launch(plan)
+    runner.launch = launch_and_spoil
+    return engine
+Engine.from_config = planted
+from runtime.cli import main
+sys.argv[0] = "draftgraph"
+main()
 """
 
 
