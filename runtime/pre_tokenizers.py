@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from tokenizers import Regex, pre_tokenizers
 
 from runtime.errors import CheckpointError
+from runtime.shown_value import shown
 
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 WORDS_AND_SPACES = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{%s}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -65,6 +66,6 @@ def rules_for(name: str) -> BytePairRules:
     rules = RULES.get(name or "default")
     if rules is None:
         raise CheckpointError(
-            f"tokenizer.ggml.pre = {name!r}: unknown pre-tokenizer; use a model of {', '.join(sorted(RULES))}"
+            f"tokenizer.ggml.pre = {shown(name)}: unknown pre-tokenizer; use a model of {', '.join(sorted(RULES))}"
         )
     return rules

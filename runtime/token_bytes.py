@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.errors import CheckpointError
+from runtime.errors import CheckpointError, DamagedFileError
+from runtime.shown_value import shown
 
 SPACE_MARK = "\u2581"
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 SENTENCEPIECE_DECODERS = {"Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"}
+MAX_VOCABULARY = 1 << 22
+"""Ids of a table at most: a damaged file could ask for all memory."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,10 @@ def _vocabulary(vocab: object, added: dict[int, Any], path: Path) -> list[str]:
     if not isinstance(vocab, dict):
         raise CheckpointError(f"tokenizer = {path}: model.vocab must map tokens to ids, as it does in BPE; use another checkpoint")
     by_id = {token: text for text, token in vocab.items()} | {token: entry["content"] for token, entry in added.items()}
-    return [by_id.get(token, "") for token in range(max(by_id, default=-1) + 1)]
+    largest = max(by_id, default=-1)
+    if largest >= MAX_VOCABULARY:
+        raise DamagedFileError(f"tokenizer = {path}", f"is corrupt: the id of token {shown(by_id[largest])} is {largest}")
+    return [by_id.get(token, "") for token in range(largest + 1)]
 
 
 def _decoder_kinds(decoder: dict[str, Any] | None) -> Iterator[str]:

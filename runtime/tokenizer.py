@@ -15,6 +15,7 @@ from tokenizers import AddedToken, decoders, models, normalizers
 from runtime.checkpoint.tokenizer_source import TokenizerSource
 from runtime.errors import CheckpointError, DamagedFileError
 from runtime.pre_tokenizers import BytePairRules, rules_for
+from runtime.shown_value import shown
 from runtime.token_bytes import TokenBytes, byte_level_table, table_from_json
 
 CONTROL, USER_DEFINED = 3, 4  # gguf.TokenType
@@ -84,7 +85,7 @@ def _from_gguf(source: TokenizerSource) -> Tokenizer:
     vocabulary = {text: token for token, text in enumerate(source.vocabulary)}
     if len(vocabulary) != len(source.vocabulary):
         twice = next(text for token, text in enumerate(source.vocabulary) if vocabulary[text] != token)
-        raise CheckpointError(f"tokenizer vocabulary: {twice!r} stands in it twice; fetch the model again")
+        raise CheckpointError(f"tokenizer vocabulary: {shown(twice)} stands in it twice; fetch the model again")
     if len(source.token_types) not in (0, len(source.vocabulary)):
         counts = f"{len(source.token_types)} entries, the vocabulary {len(source.vocabulary)}"
         raise CheckpointError(f"tokenizer token_types has {counts}; fetch the model again")
@@ -104,7 +105,8 @@ def _byte_pair_backend(vocabulary: dict[str, int], merges: Sequence[str], rules:
     for merge in merges:
         left, space, right = merge.partition(" ")
         if not space:
-            raise CheckpointError(f"tokenizer merges: {merge!r} must be two tokens with a space between; fetch the model again")
+            problem = f"{shown(merge)} must be two tokens with a space between"
+            raise CheckpointError(f"tokenizer merges: {problem}; fetch the model again")
         pairs.append((left, right))
     try:
         model = models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=rules.ignore_merges)

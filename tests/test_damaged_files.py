@@ -134,3 +134,24 @@ def test_values_of_a_configuration_are_shown_short(sound: Path, tmp_path: Path) 
         message = refused(opened, folder)
         assert name in message
         assert len(message) < 1000
+
+
+def test_a_vocabulary_without_end(sound: Path, tmp_path: Path) -> None:
+    """An id that no vocabulary has is no reason to make a table of so many tokens."""
+    folder = shutil.copytree(sound / "model", tmp_path / "model")
+    values = json.loads((folder / "tokenizer.json").read_text())
+    token = next(iter(values["model"]["vocab"]))
+    values["model"]["vocab"][token] = 2**31
+    (folder / "tokenizer.json").write_text(json.dumps(values))
+    problem = f"is corrupt: the id of token {token!r} is 2147483648; fetch it again"
+    assert refused(opened, folder) == f"tokenizer = {folder / 'tokenizer.json'}: {problem}"
+
+
+def test_a_name_of_thousands_of_letters(sound: Path, tmp_path: Path) -> None:
+    """What a damaged length makes of a key is shown short."""
+    raw = (sound / "tiny.gguf").read_bytes()
+    key = raw.index(b"llama.block_count")
+    long = (key - 8, 3000)
+    damaged = raw[: long[0]] + long[1].to_bytes(8, "little") + b"k" * 3000 + (99).to_bytes(4, "little") + raw[key:]
+    (tmp_path / "tiny.gguf").write_bytes(damaged)
+    assert "has the unknown value type 99" in refused(opened, tmp_path / "tiny.gguf")

@@ -29,6 +29,7 @@ from runtime.checkpoint.weights import (
 from runtime.errors import CheckpointError, DamagedFileError
 from runtime.models.fields import Fields
 from runtime.models.spec import ModelSpec, from_gguf
+from runtime.shown_value import shown
 
 ROPE_FREQUENCIES = "rope_freqs.weight"
 
@@ -122,7 +123,8 @@ def _dequantised(raw: npt.NDArray[np.uint8], kind: GGMLQuantizationType) -> npt.
     """float32 [rows, elements] of uint8 [rows, bytes]. Blocks never cross rows, so one long row gives the same values
     and spares the package its Python loop over groups of 16 rows.
     """
-    values: npt.NDArray[np.float32] = dequantize(np.ascontiguousarray(raw).reshape(1, -1), kind)
+    with np.errstate(all="ignore"):  # what a damaged file makes of scales is told by check_finite
+        values: npt.NDArray[np.float32] = dequantize(np.ascontiguousarray(raw).reshape(1, -1), kind)
     return values.reshape(raw.shape[0], -1)
 
 
@@ -167,7 +169,7 @@ def _tokenizer(path: Path, metadata: dict[str, Any], spec: ModelSpec) -> Tokeniz
     fields = Fields(metadata)
     model = fields.text("tokenizer.ggml.model")
     if model and model != "gpt2":
-        fields.problems.append(f"tokenizer.ggml.model = {model!r}: only byte-level BPE ('gpt2') is supported")
+        fields.problems.append(f"tokenizer.ggml.model = {shown(model)}: only byte-level BPE ('gpt2') is supported")
     lists: dict[str, list[Any]] = {}
     for key, kind in (("tokens", str), ("merges", str), ("token_type", int)):
         values = metadata.get(f"tokenizer.ggml.{key}")

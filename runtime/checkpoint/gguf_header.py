@@ -24,6 +24,7 @@ from gguf.constants import (
 )
 
 from runtime.errors import CheckpointError, DamagedFileError
+from runtime.shown_value import shown
 
 READABLE_VERSIONS = (2, 3)
 MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
@@ -95,7 +96,7 @@ class _HeaderReader:
         for _ in range(self._count(metadata_count, 8 + 4 + 1, "metadata entries")):
             key = self._string()
             if key in metadata:
-                self._refuse(f"is corrupt: metadata key {key!r} occurs twice")
+                self._refuse(f"is corrupt: metadata key {shown(key)} occurs twice")
             metadata[key] = self._value(self._unpack("I")[0], key)
         entries = [self._tensor() for _ in range(self._count(tensor_count, 8 + 4 + 8 + 4 + 8, "tensors"))]
         return GgufHeader(metadata, self._placed(entries, metadata))
@@ -137,56 +138,57 @@ class _HeaderReader:
     def _array(self, key: str) -> list[Any]:
         kind, count = self._unpack("IQ")
         if kind == GGUFValueType.STRING:
-            return [self._string() for _ in range(self._count(count, 8, f"strings of {key!r}"))]
+            return [self._string() for _ in range(self._count(count, 8, f"strings of {shown(key)}"))]
         if kind == GGUFValueType.ARRAY:
-            raise CheckpointError(f"{self._path}: metadata {key!r} is an array of arrays, which is not supported; use another file")
+            problem = f"metadata {shown(key)} is an array of arrays, which is not supported"
+            raise CheckpointError(f"{self._path}: {problem}; use another file")
         layout = self._layout(kind, key)
-        self._count(count, struct.calcsize("<" + layout), f"values of {key!r}")
+        self._count(count, struct.calcsize("<" + layout), f"values of {shown(key)}")
         return list(self._unpack(f"{count}{layout}"))
 
     def _layout(self, kind: int, key: str) -> str:
         try:
             return _SCALARS[GGUFValueType(kind)]
         except (ValueError, KeyError):
-            self._refuse(f"is corrupt: metadata {key!r} has the unknown value type {kind}")
+            self._refuse(f"is corrupt: metadata {shown(key)} has the unknown value type {kind}")
 
     def _tensor(self) -> GgufTensor:
         """One tensor entry; `offset` still counts from the start of the data section."""
         name = self._string()
         (dimensions,) = self._unpack("I")
         if not 1 <= dimensions <= MAX_DIMENSIONS:
-            self._refuse(f"is corrupt: tensor {name!r} has {dimensions} dimensions, possible are 1 to {MAX_DIMENSIONS}")
+            self._refuse(f"is corrupt: tensor {shown(name)} has {dimensions} dimensions, possible are 1 to {MAX_DIMENSIONS}")
         shape = tuple(reversed(self._unpack(f"{dimensions}Q")))
         raw_kind, offset = self._unpack("IQ")
         try:
             kind = GGMLQuantizationType(raw_kind)
         except ValueError:
-            problem = f"tensor {name!r} has the quantisation type {raw_kind}, unknown to this `gguf` package"
+            problem = f"tensor {shown(name)} has the quantisation type {raw_kind}, unknown to this `gguf` package"
             raise CheckpointError(f"{self._path}: {problem}; pip install --upgrade gguf, or use another file") from None
         block, block_bytes = GGML_QUANT_SIZES[kind]
         if shape[-1] % block:
-            self._refuse(f"is corrupt: rows of tensor {name!r} have {shape[-1]} elements, no multiple of {block}")
+            self._refuse(f"is corrupt: rows of tensor {shown(name)} have {shape[-1]} elements, no multiple of {block}")
         return GgufTensor(name, shape, kind, offset, math.prod(shape) // block * block_bytes)
 
     def _placed(self, entries: list[GgufTensor], metadata: dict[str, Any]) -> dict[str, GgufTensor]:
         """The tensors with offsets from the start of the file; aligned, inside the file, disjoint, distinct names."""
         align = metadata.get("general.alignment", GGUF_DEFAULT_ALIGNMENT)
         if not isinstance(align, int) or align < 1 or align & (align - 1):
-            self._refuse(f"is corrupt: general.alignment = {align!r}: must be a power of two")
+            self._refuse(f"is corrupt: general.alignment = {shown(align)}: must be a power of two")
         start = -(-self._at // align) * align
         tensors: dict[str, GgufTensor] = {}
         end_of_previous, previous = 0, ""
         for entry in sorted(entries, key=lambda tensor: tensor.offset):
             if entry.name in tensors:
-                self._refuse(f"is corrupt: tensor {entry.name!r} occurs twice")
+                self._refuse(f"is corrupt: tensor {shown(entry.name)} occurs twice")
             if entry.offset % align:
-                self._refuse(f"is corrupt: tensor {entry.name!r} is not aligned to {align} bytes")
+                self._refuse(f"is corrupt: tensor {shown(entry.name)} is not aligned to {align} bytes")
             if entry.offset < end_of_previous:
-                self._refuse(f"is corrupt: tensors {previous!r} and {entry.name!r} overlap")
+                self._refuse(f"is corrupt: tensors {shown(previous)} and {shown(entry.name)} overlap")
             end_of_previous, previous = entry.offset + entry.nbytes, entry.name
             if start + end_of_previous > len(self._view):
                 self._refuse(
-                    f"is truncated: tensor {entry.name!r} ends at byte {start + end_of_previous}, "
+                    f"is truncated: tensor {shown(entry.name)} ends at byte {start + end_of_previous}, "
                     f"the file has {len(self._view)}"
                 )
             tensors[entry.name] = GgufTensor(entry.name, entry.shape, entry.kind, start + entry.offset, entry.nbytes)

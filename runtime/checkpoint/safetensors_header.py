@@ -68,13 +68,14 @@ def _tensor(path: Path, name: str, entry: Any, start: int) -> StoredTensor:
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         numbers = [*shape, begin, end]
     except (TypeError, KeyError, ValueError) as error:
-        raise DamagedFileError(path, f"is corrupt: the entry of tensor {name!r} is {shown(entry)}") from error
+        raise DamagedFileError(path, f"is corrupt: the entry of tensor {shown(name)} is {shown(entry)}") from error
     sound = all(isinstance(number, int) and number >= 0 for number in numbers)
     if not sound or not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
-        raise DamagedFileError(path, f"is corrupt: the entry of tensor {name!r} is {shown(entry)}")
+        raise DamagedFileError(path, f"is corrupt: the entry of tensor {shown(name)} is {shown(entry)}")
     nbytes = math.prod(shape) * _ITEM_BYTES[dtype]
     if end - begin != nbytes:
-        raise DamagedFileError(path, f"is corrupt: tensor {name!r} {shown(shape)} {dtype} has {end - begin} bytes, not {nbytes}")
+        what = f"tensor {shown(name)} {shown(shape)} {dtype}"
+        raise DamagedFileError(path, f"is corrupt: {what} has {end - begin} bytes, not {nbytes}")
     return StoredTensor(path, name, dtype, tuple(shape), start + begin, nbytes)
 
 
@@ -83,7 +84,7 @@ def _check_layout(path: Path, tensors: list[StoredTensor], start: int, size: int
     at = start
     for tensor in sorted(tensors, key=lambda item: (item.offset, item.nbytes)):
         if tensor.offset != at:
-            raise DamagedFileError(path, f"is corrupt: tensor {tensor.name!r} starts at byte {tensor.offset}, not {at}")
+            raise DamagedFileError(path, f"is corrupt: tensor {shown(tensor.name)} starts at byte {tensor.offset}, not {at}")
         at += tensor.nbytes
     if at > size:
         raise DamagedFileError(path, f"is truncated: its tensors end at byte {at}, the file has {size}")

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.models.fields import Fields
+from runtime.shown_value import shown
 
 MAX_POSITIONS = 2**31 - 1
 """Kernels count positions in int32."""
@@ -113,7 +114,7 @@ def rope_from_hf(fields: Fields, head_dim: int, positions: int) -> RopeSpec:
     key = "rope_parameters" if fields.has("rope_parameters") else "rope_scaling"
     given = fields.values.get(key) or {}
     if not isinstance(given, Mapping):
-        fields.problems.append(f"{key} = {given!r}: must be an object")
+        fields.problems.append(f"{key} = {shown(given)}: must be an object")
         given = {}
     theta_at_top = fields.number("rope_theta", 10000.0)
     fields.refuse("partial_rotary_factor", (1, 1.0), "partial rotation is not supported")
@@ -124,7 +125,7 @@ def rope_from_hf(fields: Fields, head_dim: int, positions: int) -> RopeSpec:
     if kind in ("default", "none"):
         return RopeSpec(theta, head_dim)
     if kind not in ("linear", "llama3", "yarn"):
-        rope.problems.append(f"{key}.rope_type = {kind!r}: supported are default, linear, llama3, yarn")
+        rope.problems.append(f"{key}.rope_type = {shown(kind)}: supported are default, linear, llama3, yarn")
         return RopeSpec(theta, head_dim)
     factor = rope.number(f"{key}.factor")
     if kind == "linear":
@@ -159,12 +160,12 @@ def rope_from_gguf(
         if len(frequency_factors) != head_dim // 2 or not all(0 < f < math.inf for f in frequency_factors):
             fields.problems.append(f"rope_freqs.weight: must hold {head_dim // 2} positive divisors")
         if kind != "none":
-            fields.problems.append(f"{prefix}scaling.type = {kind!r} beside rope_freqs.weight is not supported")
+            fields.problems.append(f"{prefix}scaling.type = {shown(kind)} beside rope_freqs.weight is not supported")
         return RopeSpec(theta, head_dim, "factors", frequency_factors=frequency_factors)
     if kind == "none":
         return RopeSpec(theta, head_dim)
     if kind not in ("linear", "yarn"):
-        fields.problems.append(f"{prefix}scaling.type = {kind!r}: supported are none, linear, yarn")
+        fields.problems.append(f"{prefix}scaling.type = {shown(kind)}: supported are none, linear, yarn")
         return RopeSpec(theta, head_dim)
     factor = fields.number(prefix + "scaling.factor")
     if kind == "linear":

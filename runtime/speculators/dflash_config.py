@@ -198,7 +198,7 @@ def _attention(fields: Fields) -> tuple[DraftAttention, ...]:
     given = fields.values.get("layer_types")
     kinds = given if given is not None else ["sliding_attention" if windowed else "full_attention"] * count
     if not isinstance(kinds, list) or not set(map(str, kinds)) <= {"full_attention", "sliding_attention"}:
-        fields.problems.append(f"layer_types = {kinds!r}: must be a list of full_attention and sliding_attention")
+        fields.problems.append(f"layer_types = {shown(kinds)}: must be a list of full_attention and sliding_attention")
         kinds = []
     elif len(kinds) != count:
         fields.problems.append(f"layer_types has {len(kinds)} entries for num_hidden_layers = {count}")
@@ -229,7 +229,7 @@ def _target_layer_ids(fields: Fields) -> tuple[int, ...]:
         return default_target_layers(layers, fields.integer("num_target_layers", maximum=MAX_LAYERS))
     whole = isinstance(given, list) and given and all(isinstance(item, int) and not isinstance(item, bool) for item in given)
     if not whole:
-        fields.problems.append(f"target_layer_ids = {given!r}: must be a list of 0-based block numbers of the target")
+        fields.problems.append(f"target_layer_ids = {shown(given)}: must be a list of 0-based block numbers of the target")
         return ()
     assert isinstance(given, list)
     return tuple(given)
