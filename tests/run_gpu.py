@@ -32,6 +32,7 @@ LONGEST_FIRST = (
     "test_gpu_dflash",
     "test_gpu_smollm2",
     "test_gpu_engine",
+    "test_gpu_waits",
     "test_kernels_block_attention",
     "test_kernels_block_conv",
     "test_kernels_dflash",

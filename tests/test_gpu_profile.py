@@ -11,6 +11,7 @@ from runtime.config import load_config
 from runtime.profile import session
 from runtime.profile.analysis import Analysis
 from runtime.profile.profile import Profile
+from runtime.profile.table import render_profile
 from runtime.profile.trace import Kind, Mode
 from runtime.profile.workload import Workload
 from tests.tiny_checkpoint import write_tiny_checkpoint
@@ -38,7 +39,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture(scope="module")
 def profile(config: Any) -> Profile:
     """Making an Analysis of each pass has checked its records against our own counters."""
-    return session.profile(config, [[5, 6, 7], [8, 9]], Mode.NODE, lambda _: pytest.fail("no pass in this process"), steps=40)
+    prompts = [[5, 6, 7], [8, 9]]
+    return session.profile(config, prompts, Mode.NODE, lambda _: pytest.fail("no pass in this process"), steps=40, calls=True)
 
 
 def test_the_passes_agree(profile: Profile) -> None:
@@ -51,6 +53,16 @@ def test_the_passes_agree(profile: Profile) -> None:
     for shares in node["shares"].values():
         assert sum(share["percent"] for share in shares) == pytest.approx(100.0)
         assert {share["family"] for share in shares}.isdisjoint({"other"}), shares
+
+
+def test_the_host_waits_for_the_outcome_of_each_step_and_for_nothing_else(profile: Profile) -> None:
+    """Planted waits, which this must report, are in tests/test_gpu_waits.py."""
+    assert profile.as_dict()["host_calls"] == {
+        "steps": 30,
+        "waits": {"cudaEventSynchronize for an event of copy": 30},
+        "findings": [],
+    }
+    assert "no other call waits, and our counters say the same" in render_profile(profile.as_dict())
 
 
 def test_a_replay_of_the_node_pass_has_a_record_for_each_node_of_its_graph(profile: Profile) -> None:
