@@ -66,10 +66,12 @@ def open_virtual(schedule: str = "lazy", seed: int = 0, **options: Any) -> Virtu
 class Steps:
     """The engine. `run(n)` yields the outcome of each step as it is collected."""
 
-    def __init__(self, device: VirtualDevice, policy: str, *, steps_in_flight: int = 2, ahead: int = 1) -> None:
+    def __init__(
+        self, device: VirtualDevice, policy: str, *, steps_in_flight: int = 2, ahead: int = 1, poison: bool = True
+    ) -> None:
         self.device, self.ahead = device, ahead
         self.compute, self.copy = device.stream("compute"), device.stream("copy")
-        table = self.table = MirrorTable(device, policy_of(policy), self.compute, steps_in_flight=steps_in_flight, poison=True)
+        table = self.table = MirrorTable(device, policy_of(policy), self.compute, steps_in_flight=steps_in_flight, poison=poison)
         self.pack = table.pack(
             "inputs",
             {"live": (1,), "idx_mapping": (SLOTS,), "amounts": (SLOTS,), "num_block_writes": (1,), "block_writes": (WRITES, 3)},

@@ -54,6 +54,16 @@ def test_a_step_moves_the_tags(steps: Steps) -> None:
     ]
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_step_moves_the_tags_of_what_nothing_poisons(policy: str) -> None:
+    with open_virtual("eager") as device:
+        steps = Steps(device, policy, poison=False)
+        list(steps.run(4))
+        assert (steps.table["total"].device_version, steps.table["draft_tokens"].device_version) == (5, 5)
+        with pytest.raises(StaleReadError, match=r"total on the host: host version 0, device version 5.*verify\[R=4\]"):
+            steps.table["total"].read_host()
+
+
 def test_a_graph_that_reads_a_newer_host_copy_is_not_launched(steps: Steps) -> None:
     list(steps.run(1))
     steps.pack["amounts"].write_host(5)

@@ -28,6 +28,15 @@ MUTATIONS = (
         text="of the steps that wait only the last enters the context; " + _LESS,
     ),
     mutation(
+        "some-columns-not-kept",
+        "D2",
+        "kernels/end_step_kept.py",
+        "num_tokens, lane, max(slices - i32(1), i32(1)),",
+        "num_tokens, lane, slices,",
+        test="tests/test_kernels_dflash.py::test_keep_taps[3-6-float32-simulator-(2,2)x3]",
+        text="right with one block a row; " + _LESS,
+    ),
+    mutation(
         "waiting-row-of-another-position",
         "D2",
         _KEEP,
@@ -138,6 +147,15 @@ MUTATIONS = (
         test=_ROOM,
         expects="StaleReadError|assert",
         text="what has entered the context counts as waiting: later rows are refused, or enter with every step",
+    ),
+    mutation(
+        "a-choice-is-never-made-again",
+        "9e-62",
+        "runtime/draft_lengths.py",
+        "        self._holding.clear()\n",
+        "",
+        test="tests/test_draft_lengths.py::test_what_pays_is_chosen",
+        text="the length that is believed to pay at first stays for good",
     ),
     mutation(
         "what-was-observed-changes-nothing",
