@@ -41,7 +41,8 @@ def checksum_of(values: Mapping[str, Any]) -> str:
 
 
 def check_types(path: Path, values: Mapping[str, Any]) -> None:
-    """Raises ConfigError: a key is missing or has a value of another type, sources outside the repository, a date that is none."""
+    """Raises ConfigError: a key is missing or has a value of another type, sources outside the repository, a date that is none, what
+    has no checksum."""
     missing = [key for key in _KEYS if key not in values]
     if missing:
         raise ConfigError(f"record {path}: {', '.join(missing)}: missing; {REMEDY}")
@@ -58,6 +59,10 @@ def check_types(path: Path, values: Mapping[str, Any]) -> None:
     except ValueError as error:
         wanted = f"must be a date, e.g. 2026-11-29; {REMEDY}"
         raise ConfigError(f"record {path}: date = {shown(values['date'])}: {wanted}") from error
+    try:
+        digest_of(values)
+    except (TypeError, ValueError, RecursionError) as error:  # keys that are no texts, a mapping that holds itself
+        raise ConfigError(f"record {path}: what it holds has no checksum ({error}); {REMEDY}") from error
 
 
 def axes_of(path: Path, listed: Sequence[Mapping[str, Any]]) -> tuple[Axis, ...]:

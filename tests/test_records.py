@@ -173,6 +173,7 @@ def test_missing_keys_are_named(tmp_path: Path) -> None:
         ({"sources": ["/etc/*"]}, "sources: '/etc/.': must be a pattern below the repository"),
         ({"sources": ["kernels/../../*"]}, "must be a pattern below the repository"),
         ({"date": [1]}, ".1.: must be a date"),
+        ({"workload": {1: 2, "a": 3}}, "what it holds has no checksum"),
         ({"date": "2026-13-45"}, "date = '2026-13-45': must be a date"),
     ],
     ids=str,
@@ -189,6 +190,13 @@ def test_a_figure_that_nobody_can_have_measured_is_named(tmp_path: Path, key: st
     axis = BUSY.as_dict() | {"verdict": "OPEN GAP", key: figure}
     path = rewritten(record().write(tmp_path), axes=[axis])
     with pytest.raises(ConfigError, match=f"axes: {key} = .*: must be a number below 1e.300 or null"):
+        Record.read(path)
+
+
+def test_a_record_that_holds_itself(tmp_path: Path) -> None:
+    path = record().write(tmp_path)
+    path.write_text(path.read_text().replace("facts:", "facts: &all\n  more: *all", 1))
+    with pytest.raises(ConfigError, match="what it holds has no checksum"):
         Record.read(path)
 
 
