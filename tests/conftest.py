@@ -18,23 +18,34 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 LONGEST = (
-    "kernels_fused",
     "kernels_ptx",
-    "smollm2_oracle",
-    "mutants",
     "runtime_engine_sampling",
-    "sampling_distribution",
-    "bench_kernels",
-    "dflash_engine",
-    "kernels_block_attention",
-    "kernels_selector",
-    "kernels_dflash",
+    "smollm2_oracle",
+    "kernels_fused",
     "smollm2_dflash",
-    "runtime_gates",
+    "bench_kernels",
+    "mutants",
+    "gpu_attend",
+    "dflash_engine",
     "kernels_attend",
-    "kernels_head",
+    "kernels_attend_rows",
+    "kernels_flow",
+    "sampling_distribution",
+    "graphs_ops",
+    "draft_backlog",
+    "choose_ops",
+    "kernels_block_attention",
+    "compare",
+    "profile_session",
+    "gpu_attend_rows",
+    "runtime_engine_nothing",
+    "kernels_wide",
+    "runtime_gates",
+    "runtime_gates_command",
+    "runtime_cli_exits",
+    "kernels_held",
 )
-"""Files of twenty seconds and more. They run first, so that the last file of one worker does not keep the others waiting."""
+"""Files of ten seconds and more of a processor, the longest first. They run first, so that the last file of one worker does not keep the others waiting."""
 
 
 def has_gpu() -> bool:
@@ -103,7 +114,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason="slow: run with `-m slow`"))
     if os.environ["NUMBA_ENABLE_CUDASIM"] == "0":
         return
+    skip_for_want_of_a_gpu(config, items)
+
+
+def skip_for_want_of_a_gpu(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """One case of each test says so for all of them: reports of six thousand cases take longer than many a test."""
     reason = "needs a process without the simulator: `make gpu`" if has_gpu() else "no CUDA device on this machine"
+    cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason=reason))
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for first, *others in cases.values():
+        first.add_marker(pytest.mark.skip(reason=f"{reason} ({len(others) + 1} cases)" if others else reason))
+    dropped = [item for _, *others in cases.values() for item in others]
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        names = {item.nodeid for item in dropped}
+        items[:] = [item for item in items if item.nodeid not in names]
