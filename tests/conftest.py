@@ -45,7 +45,7 @@ LONGEST = (
     "runtime_cli_exits",
     "kernels_held",
 )
-"""Files of ten seconds and more of a processor, the longest first. They run first, so that the last file of one worker does not keep the others waiting."""
+"""Files of ten seconds and more, the longest first, so that the last file of one worker does not keep the others waiting."""
 
 
 def has_gpu() -> bool:
