@@ -41,8 +41,8 @@ def checksum_of(values: Mapping[str, Any]) -> str:
 
 
 def check_types(path: Path, values: Mapping[str, Any]) -> None:
-    """Raises ConfigError: a key is missing or has a value of another type, sources outside the repository, a date that is none, what
-    has no checksum."""
+    """Raises ConfigError: a key is missing or has a value of another type, sources outside the repository, a date that is none, no
+    checksum."""
     missing = [key for key in _KEYS if key not in values]
     if missing:
         raise ConfigError(f"record {path}: {', '.join(missing)}: missing; {REMEDY}")
