@@ -7,6 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from threading import get_ident
 from types import TracebackType
 from typing import Any
 
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 class Engine:
     """Batched generation over one model on one device.
 
-    Build it with `Engine.from_config`; use it as a context manager, or call `close`.
+    Build it with `Engine.from_config`; use it as a context manager, or call `close`. One thread at a time may use it.
 
     Args:
         description: what `info` says beside what the runner knows.
@@ -65,7 +66,7 @@ class Engine:
         self._request_numbers = itertools.count()
         self._seed = seed
         self._closed = False
-        self._stopped = False
+        self._stopped = 0  # the thread whose step has not come to its end
         self.phases: NoPhases = NO_PHASES
 
     @classmethod
@@ -105,7 +106,7 @@ class Engine:
         """
         self._require_open()
         # A step that does not come to its end leaves scheduler, rings and device at different steps: nothing can follow it.
-        self._stopped = True
+        self._stopped = get_ident()
         self.phases.mark(Phase.SCHEDULE)
         plan = self.scheduler.schedule()
         if plan is not None:
@@ -113,7 +114,7 @@ class Engine:
         if self._in_flight and (plan is None or len(self._in_flight) > self.steps_ahead):
             self._collect()
         self.phases.mark(Phase.OUTSIDE)
-        self._stopped = False
+        self._stopped = 0
 
     def _collect(self) -> None:
         """Wait for the oldest step in flight, and deliver what it yielded."""
@@ -286,6 +287,11 @@ class Engine:
     def _require_open(self) -> None:
         if self._closed:
             raise RuntimeError("the engine is closed: open another one")
+        if self._stopped and self._stopped != get_ident():
+            raise RuntimeError(
+                "another thread is in the middle of a step, or stopped there: an engine serves one thread at a time; let them wait "
+                "for each other, give all prompts in one call, or open an engine for each"
+            )
         if self._stopped:
             raise RuntimeError("the engine stopped in the middle of a step, by an error or an interrupt: close it and open another")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -9,7 +10,9 @@ from functools import partial
 import pytest
 
 from runtime.engine import Engine
+from runtime.plan import StepPlan
 from runtime.report import RequestOutput
+from runtime.step_runner import Outcome
 from tests.looping_engine import LONG, PROMPTS, check_drained
 from tests.tiny_engine import LOOPING, Arrival, Reference, check_idle, check_outputs, drive, open_tiny, tiny_reference
 
@@ -121,3 +124,29 @@ def test_closing_ends_what_runs(open_: Callable[..., Engine]) -> None:
         engine.submit(PROMPTS[0], LONG)
     with pytest.raises(RuntimeError, match="closed"):
         engine.generate(PROMPTS[0], LONG)
+
+
+def test_a_second_thread_is_told_and_the_first_goes_on(open_: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: list[BaseException] = []
+
+    def ask(engine: Engine) -> None:
+        try:
+            engine.generate(PROMPTS[1], LONG)
+        except RuntimeError as error:
+            errors.append(error)
+
+    with open_() as engine:
+        alone = engine.generate(PROMPTS[0], LONG)[0].token_ids
+        launch = engine.runner.launch
+
+        def with_company(plan: StepPlan) -> Outcome:
+            if not errors:
+                thread = threading.Thread(target=ask, args=(engine,))
+                thread.start()
+                thread.join()
+            return launch(plan)
+
+        monkeypatch.setattr(engine.runner, "launch", with_company)
+        assert engine.generate(PROMPTS[0], LONG)[0].token_ids == alone
+    assert "another thread is in the middle of a step" in str(errors[0])
+    assert "open an engine for each" in str(errors[0])
