@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kernels.gated import gated
 from kernels.lang import cuda, device_function, i32, i64, u32
-from kernels.lang_fast import sigmoid
 from kernels.lang_group import ATOM, GROUP_TOKENS, group_products, group_sums, let_groups_see_copies
 from kernels.lang_head import store_sums
 from kernels.lang_matrix import put4
@@ -185,11 +185,6 @@ def _store_parts(kind: str) -> Callable[..., Any]:
 def begin_gate_up(ring, weight, first):
     if i32(cuda.threadIdx.x) < i32(THREADS):
         _begin_pairs(ring, weight, first, i32(0), i32(1))
-
-
-@device_function
-def gated(gate, up):
-    return gate * sigmoid(gate) * up
 
 
 def _store_gate_up(kind: str, pair: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kernels.gated import gated
 from kernels.lang import SIMULATED, cuda, device_function, f32, i32
 from kernels.lang_eight import write_eight
-from kernels.lang_fast import sigmoid
 from kernels.lang_overlap import has_warp_groups
 from kernels.lang_storage import widen
 from kernels.lang_warp import primitive
@@ -102,11 +102,6 @@ def gate_up_of_threads(out, x, token, live, weight, first):
             ups = wide_sums(x, weight, row, outputs + output, i32(0), i32(1))
             write_eight(out, row, output, eight_gated(gates, ups))
         item += i32(cuda.blockDim.x)
-
-
-@device_function
-def gated(gate, up):
-    return gate * sigmoid(gate) * up
 
 
 @device_function

@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 
 import kernels
-from kernels import lang, project, rotate
+from kernels import gated, lang, project, rotate
 from tests.emulated_memory import eight_float32, load4, load16, pair_of, put4, put16, select_bytes
 from tests.warp_emulator import LANES, Warp
 
@@ -138,6 +138,9 @@ def gpu_module(name: str, warp: Warp, **others: ModuleType) -> ModuleType:
     stand_ins["kernels.lang_bulk"] = bulk
     stand_ins |= {"kernels.lang_element": elements, "kernels.lang_fast": fast, "kernels.lang_overlap": overlap}
     stand_ins["kernels.lang_matrix"] = matrices
+    gate = lang.source_of(gated.gated)
+    assert gate is not None
+    stand_ins["kernels.gated"] = plain(gated=FunctionType(gate.__code__, {"sigmoid": fast.sigmoid}))
     stand_ins["kernels.rotate"] = plain(kept=lang.source_of(rotate.kept))
     stand_ins |= {f"kernels.{key}": module for key, module in others.items()}
     spec = importlib.util.spec_from_file_location(f"emulated.{name}", Path(kernels.__path__[0]) / f"{name}.py")
