@@ -13,7 +13,6 @@ import hashlib
 import logging
 import os
 import platform
-import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -64,18 +63,23 @@ def _prove_writable(folder: Path) -> None:
 
 
 def _links_to(folder: Path) -> Path | None:
-    """A folder of this process with links to all that is kept in one that cannot be written; None: nothing is, or nobody may look.
+    """A folder of this process with links to all that is kept in one that cannot be written; None: nothing is, or there is no place.
 
     Numba takes no folder that it cannot write to, though what is there may be all that it needs.
     """
-    own = tempfile.TemporaryDirectory(prefix="draftgraph-kernels-")
-    try:
-        shutil.copytree(folder, own.name, copy_function=os.symlink, dirs_exist_ok=True)
-    except OSError:  # shutil's own among them
-        own.cleanup()
+    kept = [path for path in folder.rglob("*") if path.suffix in (".nbi", ".nbc")]
+    if not any(path.suffix == ".nbi" and os.access(path, os.R_OK) for path in kept):
         return None
-    atexit.register(own.cleanup)
-    return Path(own.name) if any(Path(own.name).rglob("*.nbi")) else None
+    try:
+        own = tempfile.TemporaryDirectory(prefix="draftgraph-kernels-")
+        atexit.register(own.cleanup)
+        for path in kept:
+            link = Path(own.name) / path.relative_to(folder)
+            link.parent.mkdir(parents=True, exist_ok=True)  # with rights of its own: Numba asks whether it may write there
+            link.symlink_to(path.absolute())
+    except OSError:
+        return None
+    return Path(own.name)
 
 
 @cache

@@ -91,8 +91,12 @@ def test_a_filled_folder_that_cannot_be_written_is_used(
 
     monkeypatch.setenv("DRAFTGRAPH_CACHE", str(tmp_path))
     compile_cache._writable.cache_clear()
+    folders: list[Path] = []
     try:
         assert hits() == 0
+        folders = [path for path in tmp_path.rglob("*") if path.is_dir()]
+        for folder in folders:
+            folder.chmod(0o555)
         before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
         monkeypatch.setattr(compile_cache, "_prove_writable", refuses)
         compile_cache._writable.cache_clear()
@@ -101,7 +105,13 @@ def test_a_filled_folder_that_cannot_be_written_is_used(
         assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
         assert "Read-only file system): what it holds is used, and nothing is added" in caplog.text
         assert not [record for record in caplog.records if record.levelname == "WARNING"]
+        links = compile_cache._writable()
+        assert links is not None
+        # Where it may not write, Numba would keep what it compiles beside the sources. Root may write anywhere.
+        assert all(path.stat().st_mode & 0o200 for path in links.rglob("*") if path.is_dir())
     finally:
+        for folder in folders:
+            folder.chmod(0o755)
         compile_cache._writable.cache_clear()
 
 
