@@ -63,7 +63,7 @@ def _prove_writable(folder: Path) -> None:
 
 
 def _links_to(folder: Path) -> Path | None:
-    """A folder of this process with links to all that is kept in one that cannot be written; None: nothing is, or there is no place.
+    """A folder of this process with links to all that is kept in one that cannot be written; None: nothing is, or no place is.
 
     Numba takes no folder that it cannot write to, though what is there may be all that it needs.
     """

@@ -109,9 +109,9 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"drafter.start = {folder}: config.json cannot be read: {error}") from error
+        raise CheckpointError(f"drafter.start = {folder}: config.json cannot be read: {error}; begin from another drafter") from error
     if not isinstance(values, dict):
-        raise CheckpointError(f"drafter.start = {folder}: config.json must hold an object")
+        raise CheckpointError(f"drafter.start = {folder}: config.json must hold an object; begin from another drafter")
     return values
 
 
@@ -120,7 +120,8 @@ def read_tensors(folder: str | Path) -> dict[str, Tensor]:
     try:
         tensors = dict(load_file(Path(folder) / "model.safetensors"))
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"drafter.start = {folder}: model.safetensors cannot be read: {error}") from error
+        problem = f"model.safetensors cannot be read: {error}"
+        raise CheckpointError(f"drafter.start = {folder}: {problem}; begin from another drafter") from error
     diverged = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
     if diverged:
         raise CheckpointError(f"drafter.start = {folder}: {', '.join(diverged)}: NaN or infinity; begin from another drafter")
