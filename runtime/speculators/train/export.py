@@ -109,7 +109,8 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"drafter.start = {folder}: config.json cannot be read: {error}; begin from another drafter") from error
+        problem = f"config.json cannot be read: {error}"
+        raise CheckpointError(f"drafter.start = {folder}: {problem}; begin from another drafter") from error
     if not isinstance(values, dict):
         raise CheckpointError(f"drafter.start = {folder}: config.json must hold an object; begin from another drafter")
     return values
