@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from pydantic_core import PydanticCustomError
 
 from runtime.config_errors import describe
-from runtime.config_file import merge, parse_override, read_yaml
+from runtime.config_file import as_written, merge, parse_override, read_yaml
 from runtime.config_values import (
     Acceptance,
     AutoCount,
@@ -274,15 +274,6 @@ def _has_sections(data: Mapping[str, Any]) -> bool:
     return all(data.get(name) is None or isinstance(data[name], Mapping) for name in sections)
 
 
-def _as_written(value: Any) -> Any:
-    """A value of a Python program as a file would have it: paths as texts, NumPy's scalars and arrays as Python's own."""
-    if isinstance(value, Mapping):
-        return {key: _as_written(item) for key, item in value.items()}
-    if isinstance(value, PathLike):
-        return fspath(value)
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
 ConfigSource: TypeAlias = "str | PathLike[str] | Mapping[str, Any] | RunConfig"
 
 
@@ -303,7 +294,7 @@ def load_config(source: ConfigSource, overrides: Sequence[str] = (), **keywords:
         data, name = source.as_dict(), "configuration"
     elif isinstance(source, Mapping):
         try:
-            data, name = merge({}, _as_written(source)), "configuration"
+            data, name = merge({}, as_written(source)), "configuration"
         except RecursionError:
             raise ConfigError("configuration: a mapping in it holds itself") from None
     elif not isinstance(source, str | PathLike):
@@ -318,7 +309,7 @@ def load_config(source: ConfigSource, overrides: Sequence[str] = (), **keywords:
         data = merge(data, parse_override(text))
     for key, value in keywords.items():
         try:
-            value = _as_written(value)
+            value = as_written(value)
         except RecursionError:
             raise ConfigError(f"{key}: a mapping in it holds itself") from None
         for part in reversed(key.split("__")):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from os import PathLike
+from os import PathLike, fspath
 from typing import Any
 
 import yaml
@@ -101,3 +101,12 @@ def merge(base: Mapping[Any, Any], over: Mapping[Any, Any]) -> dict[Any, Any]:
         else:
             result[key] = value
     return result
+
+
+def as_written(value: Any) -> Any:
+    """A value of a Python program as a file would have it: paths as texts, NumPy's scalars and arrays as Python's own."""
+    if isinstance(value, Mapping):
+        return {key: as_written(item) for key, item in value.items()}
+    if isinstance(value, PathLike):
+        return fspath(value)
+    return value.tolist() if hasattr(value, "tolist") else value
