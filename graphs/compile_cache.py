@@ -16,11 +16,13 @@ import platform
 import tempfile
 from functools import cache
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numba
 import numpy as np
 from numba.core import config as numba_config
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 
 from graphs.cache_age import mark_used, prune
 from kernels import lang
@@ -123,6 +125,51 @@ def forgiving(dispatcher: Any) -> Any:
 
     kept.load_overload = load_overload
     return dispatcher
+
+
+class _Place(_CacheLocator):
+    """Where a function's code is kept below Numba's folder: by its package's name and its file's text.
+
+    Numba's own locators go by the path of the file: every copy of the sources, and every environment that they are installed in
+    anew, would compile everything anew.
+    """
+
+    def __init__(self, line: int, file: str) -> None:
+        self._line, self._file = line, Path(file)
+
+    @classmethod
+    def from_function(cls, py_func: FunctionType, py_file: str) -> _Place:
+        place = cls(py_func.__code__.co_firstlineno, py_file)
+        os.makedirs(place.get_cache_path(), exist_ok=True)
+        return place
+
+    def get_cache_path(self) -> str:
+        return os.path.join(numba_config.CACHE_DIR, self._file.parent.name)
+
+    def get_source_stamp(self) -> str:
+        return _text_digest(self._file)
+
+    def get_disambiguator(self) -> str:
+        return str(self._line)
+
+
+@cache
+def _text_digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+class _KeptForm(CompileResultCacheImpl):
+    _locator_classes = (_Place,)
+
+
+class _KeptCode(FunctionCache):
+    _impl_class = _KeptForm
+
+
+def kept(dispatcher: Any) -> Any:
+    """`dispatcher`, whose code is looked for on disk, and kept there, in the folder of the `cache_at` around this call."""
+    dispatcher._cache = _KeptCode(dispatcher.py_func)
+    return forgiving(dispatcher)
 
 
 class cache_at:  # noqa: N801 - reads as a statement

@@ -15,7 +15,7 @@ import numba
 import numpy as np
 from numba import njit
 
-from graphs.compile_cache import cache_at, forgiving, give_up, writable_cache_dir
+from graphs.compile_cache import cache_at, give_up, kept, writable_cache_dir
 from graphs.executor import Bound, KernelArgument, twin
 from graphs.launch import Grid
 from kernels.lang import Kernel
@@ -126,9 +126,8 @@ class CpuExecutor:
             copy = twin(source, self._cuda, self._compile)
             folder = writable_cache_dir() if self._cache else None
             with cache_at(folder):
-                known = njit(copy, cache=folder is not None, error_model="numpy", fastmath=_FASTMATH, nogil=True)
-            if folder is not None:
-                forgiving(known)
+                known = njit(copy, error_model="numpy", fastmath=_FASTMATH, nogil=True)
+                known = known if folder is None else kept(known)
             self._compiled[source] = known
         return known
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import threadpoolctl
 from numba import njit, prange
 
-from graphs.compile_cache import cache_at, forgiving, give_up, writable_cache_dir
+from graphs.compile_cache import cache_at, give_up, kept, writable_cache_dir
 
 FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
 
@@ -62,8 +62,8 @@ def _few_rows(out, x, weight):  # type: ignore[no-untyped-def]
 def _compiled() -> Any:
     folder = writable_cache_dir()
     with cache_at(folder):
-        compiled = njit(_few_rows, parallel=True, cache=folder is not None, nogil=True, error_model="numpy", fastmath=FASTMATH)
-    return compiled if folder is None else forgiving(compiled)
+        compiled = njit(_few_rows, parallel=True, nogil=True, error_model="numpy", fastmath=FASTMATH)
+        return compiled if folder is None else kept(compiled)
 
 
 def use_threads(count: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 from pathlib import Path
 from typing import NoReturn
 
@@ -140,5 +141,42 @@ def test_kept_code_that_lost_its_end_is_compiled_anew(
         caplog.clear()
         assert run() == [7]
         assert not caplog.records
+    finally:
+        compile_cache._writable.cache_clear()
+
+
+SOURCE = """
+from kernels.lang import block_sum, cuda, f32, kernel
+
+@kernel(writes=("out",))
+def doubled(out, x):
+    scratch = cuda.shared.array(1, f32)
+    out[0] = block_sum(x[0], scratch) * f32(2.0)
+"""
+
+
+def test_copies_of_the_sources_share_what_is_compiled_of_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As a checkout beside another and an environment that is made anew are; what says something else is compiled by itself."""
+
+    def run(place: str, source: str) -> tuple[float, int]:
+        """What the kernel yields, and how many of its functions were compiled before."""
+        path = tmp_path / place / "package" / "module.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+        spec = importlib.util.spec_from_file_location("package.module", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        executor, out = CpuExecutor(), np.zeros(1, np.float32)
+        executor.bind(module.doubled, 1, 1, (out, np.full(1, 7, np.float32)))()
+        return float(out[0]), sum(sum(each.stats.cache_hits.values()) for each in executor._compiled.values())
+
+    monkeypatch.setenv("DRAFTGRAPH_CACHE", str(tmp_path / "cache"))
+    compile_cache._writable.cache_clear()
+    try:
+        assert run("here", SOURCE) == (14, 0)
+        assert run("there", SOURCE) == (14, 1)
+        assert run("elsewhere", SOURCE.replace("f32(2.0)", "f32(3.0)")) == (21, 1)  # block_sum is the same
     finally:
         compile_cache._writable.cache_clear()

@@ -260,6 +260,15 @@ MUTATIONS = (
         text="there is none",
     ),
     mutation(
+        "kept-code-of-another-text",
+        "D10",
+        "graphs/compile_cache.py",
+        "        return _text_digest(self._file)\n",
+        '        return ""\n',
+        test="tests/test_compile_cache.py::test_copies_of_the_sources_share_what_is_compiled_of_them",
+        text="kernels of the product have a folder for each set of sources: only one from elsewhere would run old code",
+    ),
+    mutation(
         "kept-code-that-ends-the-run",
         "D10",
         "graphs/compile_cache.py",

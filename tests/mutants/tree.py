@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from numba.core.caching import _CacheLocator
-
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("kernels", "graphs", "runtime", "tests")
 SECONDS_PER_RUN = 300
@@ -46,7 +44,7 @@ class Run:
 class Tree:
     """One copy below `folder`; a worker has one for itself.
 
-    Numba's cache is keyed by path, time and size of a source, and its folder by a digest of all kernel sources. A mutated kernel
+    Compiled kernels are kept by the text of their source, and their folder is named after a digest of all of them. A mutated kernel
     therefore gets a new folder; it is filled with links to what the unmutated kernels were compiled to, so that only the mutated
     file is compiled, unless other kernels import it.
     """
@@ -109,7 +107,7 @@ class Tree:
                 shutil.rmtree(folder)
 
     def _write(self, file: str, source: str, mtime_ns: int) -> None:
-        """Text and time: bytecode and compiled kernels are kept by time and size."""
+        """Text and time: bytecode is kept by time and size."""
         path = self.path / file
         path.write_text(source)
         os.utime(path, ns=(mtime_ns, mtime_ns))
@@ -129,15 +127,10 @@ class Tree:
             shutil.copytree(next(iter(unmutated)), asked, copy_function=os.link)
 
     def _take_over(self) -> None:
-        """What other processes have compiled of these sources: Numba names a folder after the path of the sources and keeps in it
-        what fits their text, so that it serves a copy of them under the name of the copy."""
+        """What other processes have compiled of these sources."""
         theirs, ours = self._cache_folder(ROOT), self._cache_folder(self.path, self._cache)
-        if theirs is None or ours is None or theirs.name != ours.name:
-            return
-        for package in PACKAGES:
-            before, after = (_CacheLocator.get_suitable_cache_subpath(str(root / package / "x.py")) for root in (ROOT, self.path))
-            if (theirs / before).is_dir():
-                shutil.copytree(theirs / before, ours / after)
+        if theirs is not None and ours is not None and theirs.name == ours.name and theirs.is_dir():
+            shutil.copytree(theirs, ours)
 
     @staticmethod
     def _cache_folder(sources: Path, cache: Path | None = None) -> Path | None:
