@@ -48,6 +48,7 @@ class MirroredBuffer:
         self.dtype: np.dtype[Any] = memory.array.dtype
         self.nbytes = memory.array.nbytes
         self.tag = Tag(self.name, self.truth)
+        self._poisoned: int | None = None
         self._diffs = DiffLog(self.name, self.shape) if self.keeps_diffs else None
 
     @property
@@ -222,8 +223,9 @@ class MirroredBuffer:
 
     def overtaken(self, writer: object) -> None:
         """The second half of wrote_on_device, for whoever has checked."""
-        if self.tag.device_wrote(writer) and self.poison:
+        if self.tag.device_wrote(writer) and self.poison and self._poisoned != self.tag.host_version:
             self.memory.poison_host()
+            self._poisoned = self.tag.host_version  # what is written there, or lands, has another
 
     def download(self, stream: Stream) -> PendingRead:
         """Queue the way back; take() on the result waits and yields the array, once.
