@@ -1,6 +1,7 @@
 """Entries of the hazard list that no mutation stands for, with the reason. The catalogue and this list name every entry.
 
-D1..D9 are those of the check-list of block drafters (DFlash), D10 is a checkpoint that cannot be what it says it is.
+D1..D9 are those of the check-list of block drafters (DFlash), D10 is a checkpoint that cannot be what it says it is,
+D11 a mistake of somebody who uses the program, which has to be told.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ ENTRIES = frozenset(
         *(f"9d-{number}" for number in range(43, 53)),
         *(f"9e-{number}" for number in range(53, 64)),
         *(f"B{number}" for number in range(1, 48) if number not in (3, 17, 21, 30, 33, 35, 44, 46)),
-        *(f"D{number}" for number in range(1, 11)),
+        *(f"D{number}" for number in range(1, 12)),
     ]
 )
 

@@ -35,7 +35,7 @@ class Mutation:
     Attributes:
         name: in lower case, with dashes.
         hazard: the entry of the hazard list: 9a-1 .. 9e-63, defects of the system that this project re-creates, or B1 .. B47,
-            reported by users of other engines, or D1 .. D10, block drafters (DFlash) and checkpoints.
+            reported by users of other engines, or D1 .. D11, block drafters (DFlash), checkpoints and mistakes.
         edits: usually one.
         test: pytest node id that must go red, all parameters of a test unless one is named in brackets; or an axis of `gate`.
         text: why reading the generated text alone would not have shown it.

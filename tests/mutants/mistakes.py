@@ -1,0 +1,111 @@
+"""Mutations of what is said to somebody's mistake: on the command line, in a program, in a file."""
+
+from __future__ import annotations
+
+from tests.mutants.mutation import mutation
+
+_EXITS, _API = "tests/test_runtime_cli_exits.py::test_", "tests/test_api_bad_input.py::test_"
+_DAMAGED, _EARLY = "tests/test_damaged_files.py::test_", "tests/test_runtime_early_refusals.py::test_"
+
+MUTATIONS = (
+    mutation(
+        "the-first-of-repeated-options-is-blamed",
+        "D11",
+        "runtime/cli_usage.py",
+        "if _was_refused(error, pair[1])), given[-1])",
+        "if _was_refused(error, pair[1])), given[0])",
+        test=_EXITS + "a_users_mistake_is_a_message_and_code_2[bench CONFIG --repeats 2 --repeats 0-]",
+        text="the message names a value that is right",
+        expects="AssertionError|assert ",
+    ),
+    mutation(
+        "a-closed-stdout-is-no-mistake",
+        "D11",
+        "runtime/cli.py",
+        "        sys.exit(USER_ERROR)\n",
+        "        sys.exit(0)\n",
+        test=_EXITS + "a_closed_stdout_is_a_mistake[run]",
+        text="a script takes it that the answers are somewhere",
+        expects="AssertionError|assert ",
+    ),
+    mutation(
+        "an-empty-path-is-the-working-folder",
+        "D11",
+        "runtime/user_path.py",
+        '    if text == "":\n',
+        '    if text == " ":\n',
+        test=_EARLY + "nothing_is_no_name_of_the_working_folder[profile CONFIG --out ]",
+        text="results land where the program was started, by a variable that is not set",
+        expects="weights were read",
+    ),
+    mutation(
+        "one-bad-record-hides-the-others",
+        "D11",
+        "runtime/records.py",
+        "            refused.append((path, str(error)))\n",
+        "            raise\n",
+        test="tests/test_records.py::test_a_file_that_is_no_record_hides_no_other",
+        text="nobody sees the others until it is mended",
+        expects="AssertionError|assert ",
+    ),
+    mutation(
+        "a-filled-cache-that-cannot-be-written-is-left",
+        "D11",
+        "graphs/compile_cache.py",
+        "        if (links := _links_to(folder)) is not None:\n",
+        "        if (links := None) is not None:\n",
+        test="tests/test_compile_cache.py::test_a_filled_folder_that_cannot_be_written_is_used",
+        text="every process compiles for a minute what is there",
+        expects="AssertionError|assert ",
+    ),
+    mutation(
+        "threads-beyond-the-cores",
+        "D11",
+        "runtime/cpu_threads.py",
+        "        if wanted > cores:\n",
+        "        if wanted > 1024 * cores:\n",
+        test="tests/test_runtime_cpu_threads.py::test_no_more_than_there_are_cores",
+        text="they wait for each other: many times as slow, and no word of it",
+        expects="AssertionError|assert ",
+    ),
+    mutation(
+        "bytes-pass-for-token-ids",
+        "D11",
+        "runtime/prompts.py",
+        "isinstance(prompts, bytes | bytearray | memoryview | Mapping)",
+        "isinstance(prompts, Mapping)",
+        test=_API + "what_are_no_prompts[bytes]",
+        text="a text that was not decoded is answered as if its bytes were tokens",
+        expects="DID NOT RAISE",
+    ),
+    mutation(
+        "parameters-that-are-false-are-the-defaults",
+        "D11",
+        "runtime/engine.py",
+        "self._intake.requests(several, self._default_params if params is None else params, names)",
+        "self._intake.requests(several, params or self._default_params, names)",
+        test=_API + "what_are_no_parameters[{}]",
+        text="an empty list of parameters is answered with those of the configuration",
+        expects="DID NOT RAISE",
+    ),
+    mutation(
+        "a-damaged-file-without-a-remedy",
+        "D11",
+        "runtime/errors.py",
+        'super().__init__(f"{file}: {problem}; fetch it again")',
+        'super().__init__(f"{file}: {problem}")',
+        test=_DAMAGED + "a_gguf_file[empty]",
+        text="somebody knows what is wrong, and not what to do",
+        expects="AssertionError|assert ",
+    ),
+    mutation(
+        "a-vocabulary-of-all-memory",
+        "D11",
+        "runtime/token_bytes.py",
+        "    if largest >= MAX_VOCABULARY:\n        raise",
+        "    largest = min(largest, MAX_VOCABULARY)\n    if largest < 0:\n        raise",
+        test=_DAMAGED + "a_vocabulary_without_end",
+        text="a damaged id takes gigabytes, or the token that has it has no bytes",
+        expects="AssertionError|DID NOT RAISE",
+    ),
+)
