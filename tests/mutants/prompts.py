@@ -139,4 +139,13 @@ MUTATIONS = (
         text="attention of the first tokens hardly changes",
         expects="AssertionError",
     ),
+    mutation(
+        "simulator-without-the-sign-of-a-bfloat",
+        "B40",
+        "graphs/simulator_executor.py",
+        "dtype=np.uint32) << 16).view(np.float32))",
+        "dtype=np.uint32) % 0x8000 << 16).view(np.float32))",
+        test="tests/test_graphs_simulator.py::test_a_stored_element_widens_as_its_kernel_says[uint16]",
+        text="every kernel would be wrong in the simulator alone, which stands for the GPU",
+    ),
 )
