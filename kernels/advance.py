@@ -39,10 +39,12 @@ def advance_rows(
                     kept += i32(1)
                     if total + kept >= max_total_len[slot]:
                         ending = FINISHED_LENGTH
-                    if total + kept >= min_total_len[slot]:
-                        for s in range(num_stops):
-                            if token >= i32(0) and token == stop_ids[slot, s]:
+                    if token >= i32(0) and total + kept >= min_total_len[slot]:
+                        s = i32(0)
+                        while s < num_stops and stop_ids[slot, s] >= i32(0):
+                            if token == stop_ids[slot, s]:
                                 ending = FINISHED_STOP
+                            s += i32(1)
             query_len = i32(query_start_loc[row + i32(1)]) - i32(query_start_loc[row])
             num_computed[slot] += i32(query_len - num_rejected[row] - (emitted - kept))
             total_len[slot] = i32(total + kept)
@@ -79,7 +81,8 @@ def advance(
                                   and nothing of it moves: the step in flight behind a stop is void.
     sampled      int32 [R, W] in/out: -1 behind the tokens kept.   num_sampled int32 [R] in/out: tokens kept.
     num_rejected int32 [R];  idx_mapping int32 [R];  query_start_loc int32 [R+1]
-    max_total_len, min_total_len int32 [N] in tokens, prompt included;  stop_ids int32 [N, S], -1 = none;  num_requests int32 [1]
+    max_total_len, min_total_len int32 [N] in tokens, prompt included;  stop_ids int32 [N, S], -1 behind the last of a slot,
+                                  which is why few of them are looked at;  num_requests int32 [1]
 
     NO_TOKEN (kernels/argmax.py) goes into history and last_sampled as id 0, stops nothing, and stays in `sampled` for `publish`.
 

@@ -52,8 +52,10 @@ def random_limits(step: Step, sampled: Ints, counts: Ints) -> None:
     slots, rng = step.slots, step.rng
     for row, slot in enumerate(step.live_rows("idx_mapping")[0]):
         emitted, total = sampled[row, : counts[row]], int(slots["total_len"][slot])
-        if len(emitted) and rng.random() < 0.5:
-            slots["stop_ids"][slot, rng.integers(0, 3)] = rng.choice(emitted)
+        ids = emitted[emitted >= 0]
+        if len(ids) and rng.random() < 0.5:
+            stops = rng.choice(ids, rng.integers(1, 4))
+            slots["stop_ids"][slot, : len(stops)] = stops
         if rng.random() < 0.3:
             slots["max_total_len"][slot] = total + rng.integers(0, step.k + 2)
         if rng.random() < 0.3:

@@ -63,7 +63,7 @@ def advance_one(launch: Launch, emitted: list[int], **changes: Any) -> dict[str,
     ("changes", "kept", "finished"),
     [
         ({}, 4, 0),
-        ({"stop_ids": ints([-1, -1], [-1, 21])}, 1, 1),  # the first token
+        ({"stop_ids": ints([-1, -1], [21, -1])}, 1, 1),  # the first token
         ({"stop_ids": ints([-1, -1], [23, 22])}, 2, 1),  # the first of two stops in the block
         ({"stop_ids": ints([-1, -1], [24, -1])}, 4, 1),  # the bonus token
         ({"stop_ids": ints([21, 22], [-1, -1])}, 4, 0),  # another slot's stops

@@ -120,7 +120,7 @@ MUTATIONS = (
     gated(
         "min-tokens-ignored-by-advance",
         "B28",
-        Edit("kernels/advance.py", "if total + kept >= min_total_len[slot]:", "if total + kept >= i32(0):"),
+        Edit("kernels/advance.py", "and total + kept >= min_total_len[slot]:", "and total + kept >= i32(0):"),
         gate="G1",
         axis="token identity",
         text="it does show in text, but only in that of requests that ask for min_tokens",
