@@ -19,14 +19,14 @@ def test_a_steady_step_makes_few_calls(speculator: str, fixed: int, each: int) -
 
 
 def test_a_steady_step_asks_the_device_for_what_it_needs() -> None:
-    """One replay, the outcome aside and to the host; inputs go over when they differ, two steps of sixteen here."""
+    """One replay, the outcome aside and to the host; inputs go over when they differ, two steps of 64 here."""
     with decoding_engine("none", 1) as engine:
         counters: Any = engine.runner.device.counters  # type: ignore[attr-defined]
         before = counters.copy()
-        for _ in range(16):
+        for _ in range(64):
             engine.step()
         used = counters.since(before)
-    assert (used.graph_launches, used.launches, used.event_synchronizes) == (16, 0, 16)
+    assert (used.graph_launches, used.launches, used.event_synchronizes) == (64, 0, 64)
     assert (used.stream_synchronizes, used.device_synchronizes, used.transfers) == (0, 0, 0)
-    assert used.copies_by_kind["d2d"] == used.copies_by_kind["d2h"] == 16
-    assert used.copies_by_kind["h2d"] == 2, "a block is entered once in sixteen tokens: its write, and the step without it"
+    assert used.copies_by_kind["d2d"] == used.copies_by_kind["d2h"] == 64
+    assert used.copies_by_kind["h2d"] == 2, "blocks of 64 tokens are entered at once: their write, and the step without it"

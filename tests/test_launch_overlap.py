@@ -54,6 +54,7 @@ def test_the_configuration_reaches_the_device(overlap: bool, monkeypatch: pytest
             given.append(options["overlap"])
             return module.CudaDevice()
 
+        monkeypatch.setattr("runtime.assembly.refuse_absent_gpu", lambda kind: None)
         monkeypatch.setattr("runtime.assembly.open_device", opened)
         Engine.from_config(
             {"model": {"source": "random:tiny"}, "device": "cuda", "graphs": {"overlap": overlap}, "run": {"chat": False}}
