@@ -15,7 +15,7 @@ import numpy.typing as npt
 from runtime.device import Device, Stream
 from runtime.mirror import MirroredBuffer
 from runtime.mirror_counters import MirrorCounters
-from runtime.mirror_errors import MirrorError, MovedBufferError, TwoWritersError
+from runtime.mirror_errors import MirrorError, MovedBufferError, PinnedBufferError, TwoWritersError
 from runtime.mirror_memory import MappedMemory, Memory, TwinMemory
 from runtime.mirror_pack import MirrorPack
 from runtime.mirror_policy import MirrorPolicy
@@ -206,9 +206,18 @@ class MirrorTable:
     def poison_when_overtaken(self, name: str) -> None:
         """Fill the host copy of `name` with a sentinel whenever the device overtakes it (the input ids after a combine).
 
-        Said before any graph that writes it is adopted.
+        Said before any graph that writes it is adopted: which launches have to poison is settled then.
+
+        Raises:
+            PinnedBufferError: one was.
         """
-        self[name].poison = True
+        buffer = self[name]
+        for key, adopted in self._adopted.items():
+            if buffer in adopted.uses.writes:
+                raise PinnedBufferError(
+                    f"{name} cannot be poisoned now: {key} writes it and was adopted; poison it first, or release({key})"
+                )
+        buffer.poison = True
         self._eager_uses.clear()
 
     # Report
