@@ -16,10 +16,11 @@ from runtime.cli_session import (
     exits,
     open_engine,
     prompts_of,
+    refuse_waiting,
     settings_of,
     shortest_limit,
 )
-from runtime.config import RunConfig, load_config
+from runtime.config import load_config
 from runtime.cut_short import refuse_too_long, refuse_untimed
 from runtime.errors import ConfigError, DraftgraphError
 from runtime.output_path import STDOUT, refuse_unwritable, write_text
@@ -77,7 +78,8 @@ def bench(
         extra = ["sampling.ignore_eos=true"] if ignore_eos or output_len is not None else []
         extra += [] if acceptance is None else [f"speculator.acceptance={acceptance}"]
         settings = settings_of(config, [*(set_ or []), *extra], output_len if output_len is not None else max_tokens)
-        _refuse_too_many(settings, levels)
+        if levels:
+            refuse_waiting(max(levels), [settings])
         params = settings.sampling.params_to_time()
         refuse_too_long(shortest_limit([settings]), input_len, output_len)
         # Imported once the command line is known to be right.
@@ -125,12 +127,3 @@ def _config_and_levels(arguments: list[str], concurrency: list[int] | None) -> t
     if len(configs) != 1:
         raise ConfigError(f"CONFIG: give one configuration file, got {', '.join(configs) or 'none'}")
     return configs[0], [*(concurrency or []), *numbers]
-
-
-def _refuse_too_many(settings: RunConfig, levels: list[int]) -> None:
-    slots = settings.scheduler.max_num_seqs
-    if levels and max(levels) > slots:
-        raise ConfigError(
-            f"--concurrency {max(levels)}: above scheduler.max_num_seqs = {slots}, so requests would wait in line; "
-            f"add --set scheduler.max_num_seqs={max(levels)}"
-        )

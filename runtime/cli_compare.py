@@ -18,6 +18,7 @@ from runtime.cli_session import (
     exits,
     open_engine,
     prompts_of,
+    refuse_waiting,
     settings_of,
     shortest_limit,
 )
@@ -79,7 +80,7 @@ def compare(
         from runtime.compare_report import render_compare
 
         parsed = [Arm.parse(name, base) for name in names]
-        _refuse_narrow([arm.config for arm in parsed], levels)
+        refuse_waiting(max(levels), [arm.config for arm in parsed])
         if several := [arm.config.sampling.n for arm in parsed if arm.config.sampling.n > 1]:
             raise ConfigError(f"sampling.n = {several[0]}: a prompt is answered once here; set it to 1")
         refuse_too_long(shortest_limit(arm.config for arm in parsed), input_len, output_len)
@@ -124,15 +125,6 @@ def _sorted(arguments: list[str], arms: list[str], levels: list[int]) -> tuple[s
     if 0 in numbers:
         raise ConfigError("--concurrency 0: must be at least 1")
     return configs[0], names, [*levels, *numbers] or [1]
-
-
-def _refuse_narrow(configs: list[RunConfig], levels: list[int]) -> None:
-    slots = min(config.scheduler.max_num_seqs for config in configs)
-    if max(levels) > slots:
-        raise ConfigError(
-            f"--concurrency {max(levels)}: above scheduler.max_num_seqs = {slots}, so requests would wait in line; "
-            f"add --set scheduler.max_num_seqs={max(levels)}"
-        )
 
 
 def _keep(report: dict[str, Any], plan: Plan, base: RunConfig, command: str, folder: Path) -> None:

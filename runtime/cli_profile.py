@@ -18,9 +18,9 @@ from runtime.cli_session import (
     exits,
     open_engine,
     prompts_of,
+    refuse_waiting,
     settings_of,
 )
-from runtime.errors import ConfigError
 from runtime.output_path import writable_folder
 
 
@@ -49,11 +49,7 @@ def profile(
     """
     with exits():
         settings = settings_of(config, set_)
-        if concurrency > settings.scheduler.max_num_seqs:
-            raise ConfigError(
-                f"--concurrency {concurrency}: above scheduler.max_num_seqs = {settings.scheduler.max_num_seqs}, so requests would "
-                f"wait in line; add --set scheduler.max_num_seqs={concurrency}"
-            )
+        refuse_waiting(concurrency, [settings])
         prompts = list(islice(cycle(prompts_of(settings, prompt, prompt_file)), concurrency))
         # Imported once the command line is known to be right.
         from runtime.profile import session

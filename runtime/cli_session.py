@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from runtime.config import RunConfig, load_config
+from runtime.config import MAX_NUM_SEQS, RunConfig, load_config
 from runtime.console import progress_bar, silent_bar, start_logging
-from runtime.errors import DeviceError, DraftgraphError, PromptError
+from runtime.errors import ConfigError, DeviceError, DraftgraphError, PromptError
 from runtime.interrupts import noted_interrupts
 from runtime.prompts import Prompt, check_prompt
 from runtime.request_file import FileRequest, read_prompt_file, read_request_file
@@ -151,6 +151,18 @@ def system_reason(error: OSError) -> str:
     """What the system refused: a file that it names, or else what is written to stdout."""
     what = "cannot write the output" if error.filename is None else error.filename
     return f"{what}: {error.strerror or error}"
+
+
+def refuse_waiting(concurrency: int, configs: Iterable[RunConfig]) -> None:
+    """Raises ConfigError: some of so many requests at a time would wait in line, and the figure would be of fewer."""
+    slots = min(config.scheduler.max_num_seqs for config in configs)
+    if concurrency > slots:
+        remedy = f"lower it, or add --set scheduler.max_num_seqs={concurrency}"
+        if concurrency > MAX_NUM_SEQS:
+            remedy = f"lower it, at most {MAX_NUM_SEQS} run at a time"
+        raise ConfigError(
+            f"--concurrency {concurrency}: above scheduler.max_num_seqs = {slots}, so requests would wait in line; {remedy}"
+        )
 
 
 def shortest_limit(configs: Iterable[RunConfig]) -> int | None:

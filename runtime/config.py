@@ -37,6 +37,9 @@ MOST_WHEN_AUTO = 7
 _SCHEME = re.compile(r"(pypi|hf|random):")
 
 
+MAX_NUM_SEQS = 4096
+
+
 class Section(BaseModel):
     """Base of every section: frozen, no unknown key, no silent conversion ("8" is not 8, 1 is not true)."""
 
@@ -85,7 +88,7 @@ class GraphsConfig(Section):
 class SchedulerConfig(Section):
     """Sizes of the batch and of the KV cache. Lengths in tokens, `num_blocks` in blocks."""
 
-    max_num_seqs: int = Field(default=8, ge=1, le=4096)
+    max_num_seqs: int = Field(default=8, ge=1, le=MAX_NUM_SEQS)
     max_model_len: AutoCount = "auto"
     max_num_batched_tokens: int = Field(default=512, ge=1)
     block_size: BlockSize = 16

@@ -221,7 +221,8 @@ class VirtualDevice(DeviceState[VirtualCapture]):
         except MemoryError as error:
             size = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
             raise DeviceError(
-                f"{kind} memory `{name}` of {size:,} bytes does not fit; use a smaller model, context or batch"
+                f"{kind} memory `{name}` of {size:,} bytes does not fit; lower scheduler.max_num_batched_tokens, max_num_seqs, "
+                "max_model_len or num_blocks, or use a smaller model"
             ) from error
         allocation = self._register(name, kind, values)
         if self.poison:

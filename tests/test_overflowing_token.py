@@ -53,6 +53,7 @@ def test_a_draft_that_overflows_changes_no_text(model: Path, device: Any, dtype:
         open_tiny(model, k=k, on=open_device(device, poison=True), **settings) as engine,
     ):
         outputs = drive(engine, ARRIVALS)
-        assert engine.scheduler.acceptance.num_draft_tokens > 20 * k
-        assert engine.scheduler.acceptance.num_accepted_tokens == 0
+        drafted = engine.scheduler.acceptance
     assert [(output.token_ids, output.finish_reason) for output in outputs] == [(tokens, "length") for tokens in plain]
+    assert drafted.num_draft_tokens > 20 * k
+    assert drafted.num_accepted_tokens == 0

@@ -69,6 +69,7 @@ def assert_user_error(result: subprocess.CompletedProcess[str], message: str) ->
             "scheduler.max_num_batched_tokens = 4; raise that to 8, or set a number of 3 or less",
         ),
         (["bench", "CONFIG", "--concurrency", "1", "99"], "--concurrency 99: above scheduler.max_num_seqs = 8"),
+        (["bench", "CONFIG", "--concurrency", "9" * 20], "would wait in line; lower it, at most 4096 run at a time"),
         (["bench", "CONFIG", "8"], "argument 8: a number of requests stands behind --concurrency"),
         (["bench", "--concurrency", "1", "2"], "CONFIG: give one configuration file, got none"),
         (["bench", "CONFIG", "--concurrency", "1", "0"], "--concurrency 0: must be at least 1"),
