@@ -7,13 +7,13 @@ values of what waits. When that has to be is decided by the host (runtime/contex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from graphs.arrays import SlotState, StepArrays
 from graphs.key import GraphKey
 from graphs.launch import Array, Launcher
-from kernels.end_step_kept import end_step_kept
+from kernels.keep_taps import keep_taps
 
 KEEP_THREADS = 256
 
@@ -59,17 +59,17 @@ class DraftBacklog:
         """Consecutive decode steps that may wait."""
         return self.arrays.features.shape[0] // (self.arrays.counts.shape[0] - 1)
 
-    def record_end(
-        self, launch: Launcher, key: GraphKey, end: Sequence[Array], *, state: SlotState, step: StepArrays
-    ) -> None:
-        """The end of a decode step: its rows wait, and the drafts of its slots are emptied. end: arguments of `end_step`."""
+    def record_kept(self, launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:
+        """Near the end of a decode step: its rows wait, and the drafts of its slots are emptied.
+
+        Eight requests of SmolLM2 on an H200: 2.5 us in front of the last kernel, 3 behind it, 6 in one launch with it.
+        """
         kept, tokens = self.arrays, key.num_tokens
         features = self._features[:tokens]
         launch.launch(
-            end_step_kept,
-            (tokens, 1 - (-features.shape[1] // KEEP_THREADS)),
+            keep_taps,
+            (tokens, -(-features.shape[1] // KEEP_THREADS)),
             KEEP_THREADS,
-            *end,
             kept.features,
             kept.positions,
             kept.cells,

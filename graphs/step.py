@@ -6,7 +6,7 @@ decode row, a verify row) is read from device memory, so that no family can drif
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 from graphs.arrays import SlotState, StepArrays
@@ -18,8 +18,6 @@ from kernels.accept_synthetic import SYNTHETIC_ONE, accept_synthetic
 from kernels.begin_step import begin_step
 from kernels.end_step import end_step
 from kernels.lang import MAX_THREADS
-
-Ending = Callable[[Launcher, GraphKey, Sequence[Array]], None]
 
 ROW_THREADS = 32
 BEGIN_THREADS = 128
@@ -51,24 +49,23 @@ def record_step(
     sampler: Sampler | None = None,
     synthetic_acceptance: float | None = None,
     beside: Callable[[Launcher], None] | None = None,
-    ending: Ending | None = None,
+    keep: Callable[[Launcher], None] | None = None,
 ) -> None:
     """Record a step of at most key.num_requests rows, key.num_tokens tokens and `num_logits` logits rows.
 
     sampler: draws the tokens of a step with key.sampled.
     synthetic_acceptance: accept this share of drafts by a hash, whatever the target says of them (timing); None = the real walk.
     beside: records what may run beside the end of the step, once the target has: a few small launches that wait for one another.
-    ending: launches the last kernel, given the arguments of `end_step`, and does something of its own there; None = end_step alone.
+    keep: records what is kept of the step for later, in front of its last kernel.
     """
-    end = _record_end if ending is None else ending
     _record_inputs(launch, key, state, step, block_size, max_model_len)
     target.record(launch, state, step.of_requests(key.num_requests, key.query_len), key.num_tokens, num_logits)
     if beside is None:
-        _record_tokens(launch, key, target, state, step, num_logits, sampler, synthetic_acceptance, end)
+        _record_tokens(launch, key, target, state, step, num_logits, sampler, synthetic_acceptance, keep)
         return
     other = launch.fork()
     beside(other)
-    _record_tokens(launch, key, target, state, step, num_logits, sampler, synthetic_acceptance, end)
+    _record_tokens(launch, key, target, state, step, num_logits, sampler, synthetic_acceptance, keep)
     launch.join(other)
 
 
@@ -81,21 +78,23 @@ def _record_tokens(
     num_logits: int,
     sampler: Sampler | None,
     synthetic_acceptance: float | None,
-    end: Ending,
+    keep: Callable[[Launcher], None] | None,
 ) -> None:
     """Logits -> the tokens that the step emits -> state and outcome."""
     if not key.sampled:
         record_walk(launch, key, target.row_argmax, step, synthetic_acceptance)
-        end(launch, key, end_arguments(key, state, step))
-        return
-    assert sampler is not None, f"{key} needs a sampler"
-    if sampler.has_distribution and synthetic_acceptance is None:
-        sampler.record_verification(launch, key, state, step, num_logits)
     else:
-        tokens = sampler.record_tokens(launch, key, state, step, num_logits)
-        record_walk(launch, key, tokens, step, synthetic_acceptance)
-    end(launch, key, end_arguments(key, state, step))
-    sampler.record_end(launch, key, step)
+        assert sampler is not None, f"{key} needs a sampler"
+        if sampler.has_distribution and synthetic_acceptance is None:
+            sampler.record_verification(launch, key, state, step, num_logits)
+        else:
+            tokens = sampler.record_tokens(launch, key, state, step, num_logits)
+            record_walk(launch, key, tokens, step, synthetic_acceptance)
+    if keep is not None:
+        keep(launch)
+    _record_end(launch, key, state, step)
+    if key.sampled and sampler is not None:
+        sampler.record_end(launch, key, step)
 
 
 def _record_inputs(
@@ -151,28 +150,31 @@ def record_walk(
         launch.launch(accept_synthetic, 1, ROW_THREADS, *arguments)
 
 
-def _record_end(launch: Launcher, key: GraphKey, arguments: Sequence[Array]) -> None:
-    launch.launch(end_step, 1, ROW_THREADS, *arguments)
-
-
-def end_arguments(key: GraphKey, state: SlotState, step: StepArrays) -> tuple[Array, ...]:
-    """Of `end_step`: accepted tokens -> lengths, history and stops on the device -> the outcome the host will collect."""
+def _record_end(launch: Launcher, key: GraphKey, state: SlotState, step: StepArrays) -> None:
+    """Accepted tokens -> lengths, history and stops on the device -> the outcome the host will collect."""
     inputs, rows = step.inputs, key.num_requests
-    return (
+    idx_mapping, query_start_loc = inputs.idx_mapping[:rows], inputs.query_start_loc[: rows + 1]
+    cu_num_logits, seq_lens = inputs.cu_num_logits[: rows + 1], step.seq_lens[:rows]
+    sampled, num_sampled = step.sampled[:rows], step.num_sampled[:rows]
+    num_rejected, num_drafts = step.num_rejected[:rows], step.num_drafts[:rows]
+    launch.launch(
+        end_step,
+        1,
+        ROW_THREADS,
         step.outcome,
         state.num_computed,
         state.total_len,
         state.last_sampled,
         state.history,
         state.finished,
-        step.sampled[:rows],
-        step.num_sampled[:rows],
-        step.num_rejected[:rows],
-        step.num_drafts[:rows],
-        step.seq_lens[:rows],
-        inputs.cu_num_logits[: rows + 1],
-        inputs.idx_mapping[:rows],
-        inputs.query_start_loc[: rows + 1],
+        sampled,
+        num_sampled,
+        num_rejected,
+        num_drafts,
+        seq_lens,
+        cu_num_logits,
+        idx_mapping,
+        query_start_loc,
         state.prefill_len,
         state.max_total_len,
         state.min_total_len,

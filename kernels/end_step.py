@@ -4,38 +4,25 @@ from __future__ import annotations
 
 from kernels.accept import count_rejected
 from kernels.advance import advance_rows
-from kernels.lang import device_function, kernel
+from kernels.lang import kernel
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.publish import publish_rows
 
-END_WRITES = (
-    "outcome",
-    "num_computed",
-    "total_len",
-    "last_sampled",
-    "history",
-    "finished",
-    "sampled",
-    "num_sampled",
-    "num_rejected",
+
+@kernel(
+    writes=(
+        "outcome",
+        "num_computed",
+        "total_len",
+        "last_sampled",
+        "history",
+        "finished",
+        "sampled",
+        "num_sampled",
+        "num_rejected",
+    ),
+    overlap=True,
 )
-
-
-@device_function
-def end_rows(
-    outcome, num_computed, total_len, last_sampled, history, finished, sampled, num_sampled, num_rejected, num_drafts, seq_lens,
-    cu_num_logits, idx_mapping, query_start_loc, prefill_len, max_total_len, min_total_len, stop_ids, num_requests,
-):  # fmt: skip
-    """What `end_step` does."""
-    count_rejected(num_sampled, num_rejected, seq_lens, cu_num_logits, idx_mapping, prefill_len, num_requests)
-    advance_rows(
-        num_computed, total_len, last_sampled, history, finished, sampled, num_sampled, num_rejected, idx_mapping, query_start_loc,
-        max_total_len, min_total_len, stop_ids, num_requests,
-    )  # fmt: skip
-    publish_rows(outcome, sampled, num_sampled, num_drafts, finished, idx_mapping, num_requests)
-
-
-@kernel(writes=END_WRITES, overlap=True)
 def end_step(
     outcome,
     num_computed,
@@ -64,7 +51,9 @@ def end_step(
     """
     wait_for_launches()
     let_next_launch_start()
-    end_rows(
-        outcome, num_computed, total_len, last_sampled, history, finished, sampled, num_sampled, num_rejected, num_drafts, seq_lens,
-        cu_num_logits, idx_mapping, query_start_loc, prefill_len, max_total_len, min_total_len, stop_ids, num_requests,
+    count_rejected(num_sampled, num_rejected, seq_lens, cu_num_logits, idx_mapping, prefill_len, num_requests)
+    advance_rows(
+        num_computed, total_len, last_sampled, history, finished, sampled, num_sampled, num_rejected, idx_mapping, query_start_loc,
+        max_total_len, min_total_len, stop_ids, num_requests,
     )  # fmt: skip
+    publish_rows(outcome, sampled, num_sampled, num_drafts, finished, idx_mapping, num_requests)

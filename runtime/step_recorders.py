@@ -61,13 +61,13 @@ class StepRecorders:
 
     def _record_step(self, launch: Launcher, key: GraphKey) -> None:
         sizes, proposer = self._buffers.sizes, self._proposer
-        rows, beside, ending = key.num_requests, None, None
+        rows, beside, keep = key.num_requests, None, None
         if proposer is not None and proposer.works_beside:
             beside = partial(_record_beside, proposer, key, self._state, self._step)
         if key.defers:
             assert proposer is not None
             assert proposer.backlog is not None
-            ending = partial(proposer.backlog.record_end, state=self._state, step=self._step)
+            keep = partial(proposer.backlog.record_kept, key=key, state=self._state, step=self._step)
         record_step(
             self._instrumented(launch, key),
             key,
@@ -80,7 +80,7 @@ class StepRecorders:
             sampler=self._sampler,
             synthetic_acceptance=self._synthetic_acceptance,
             beside=beside,
-            ending=ending,
+            keep=keep,
         )
         if key.defers and self._tapes is not None:
             self._tapes.record_drafts(launch, key, self._state, self._step)

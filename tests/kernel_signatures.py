@@ -103,7 +103,7 @@ SIGNATURES: dict[str, str] = {
     "publish_logprobs": "i4 f2 i i2 f2 i2 i1 i1 i1 i1 i1",
     # block drafters
     "tap": "s2 f2 i i1",
-    "end_step_kept": "i3 i1 i1 i1 i2 i1 i2 i1 i1 i1 i1 i1 i1 i1 i1 i1 i1 i2 i1 s2 i1 i1 i2 i1 s2 i1 i1 i1 i i1",
+    "keep_taps": "s2 i1 i1 i2 i1 s2 i1 i1 i1 i i1",
     "store_context": "s6 f2 f2 f2 i1 i1 i1 i1 i1 f i1",
     "block_embed": "i1 i1 i1 i1 i1 i1 f2 i1 i1 i1 s2 i i f i1",
     "block_inputs": "i1 i1 i1 i1 i1 i1 i1 i1 i1 i i i1",

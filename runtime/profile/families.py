@@ -20,7 +20,7 @@ _MODULES = {
     ATTENTION: "attend attention rotate rope kv_store head_norm",
     ELEMENTWISE: "add rmsnorm swiglu bias embed gather behind",
     SAMPLING: "argmax sample sampling random reject process penalties logprobs",
-    DRAFTER: "ngram block context candidates selector draft tap logit_scale clear_drafts",
+    DRAFTER: "ngram block context candidates selector draft tap keep_taps logit_scale clear_drafts",
     STEP: "accept advance begin_step combine end_step prepare prefill_inputs publish expand slots request_lists tape toy",
 }
 _BY_MODULE = {module: family for family, modules in _MODULES.items() for module in modules.split()}

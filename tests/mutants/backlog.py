@@ -28,15 +28,6 @@ MUTATIONS = (
         text="of the steps that wait only the last enters the context; " + _LESS,
     ),
     mutation(
-        "some-columns-not-kept",
-        "D2",
-        "kernels/end_step_kept.py",
-        "num_tokens, lane, max(slices - i32(1), i32(1)),",
-        "num_tokens, lane, slices,",
-        test="tests/test_kernels_dflash.py::test_keep_taps[3-6-float32-simulator-(2,2)x3]",
-        text="right with one block a row; " + _LESS,
-    ),
-    mutation(
         "waiting-row-of-another-position",
         "D2",
         _KEEP,
