@@ -2,7 +2,7 @@
 # make test  set up .venv, then run the tests
 # make profile  where the time of a step of configs/smollm2.yaml goes: profile/profile.html and a picture
 # make lint  ruff and mypy          make parity  what needs PyTorch: comparison with transformers, training of drafters
-# make slow  what is too long for `make test`: the whole engine matrix, the soak of 20,000 steps
+# make slow  what is too long for `make test`: the whole engine matrix, the soak of 20,000 steps, float16 products on a CPU
 # make gpu   tests that need a GPU, then benches on it alone; one table of results and figures last
 # make mutants  damage a copy of the sources in every known way: each damage must fail its test (docs/mutants.md); goes on where it was
 # make sanitize   compute-sanitizer: tiny engines and kernel tests under memcheck and racecheck, then each kernel of a DFlash2 step by itself
