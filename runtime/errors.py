@@ -27,10 +27,11 @@ class CheckpointError(DraftgraphError):
 
 
 class DamagedFileError(CheckpointError):
-    """A file of a checkpoint that is truncated, corrupt or unreadable. What to do about it is the same for all of them."""
+    """A file of a checkpoint that is truncated, corrupt or unreadable. What to do about it is the same for all of them: whoever has
+    fetched it, this program or somebody else, takes it for whole as long as it is there."""
 
     def __init__(self, file: object, problem: object) -> None:
-        super().__init__(f"{file}: {problem}; fetch it again")
+        super().__init__(f"{file}: {problem}; remove it and fetch it again")
 
 
 class PromptError(DraftgraphError):

@@ -49,7 +49,7 @@ class Tokenizer:
             for token in ids:
                 if token is not None and not 0 <= token < tokenizer.vocab_size:
                     problem = f"outside its vocabulary of {tokenizer.vocab_size} tokens"
-                    raise CheckpointError(f"tokenizer {name} = {token}: {problem}; fetch the model again")
+                    raise CheckpointError(f"tokenizer {name} = {token}: {problem}; remove its file and fetch it again")
         return tokenizer
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -85,10 +85,10 @@ def _from_gguf(source: TokenizerSource) -> Tokenizer:
     vocabulary = {text: token for token, text in enumerate(source.vocabulary)}
     if len(vocabulary) != len(source.vocabulary):
         twice = next(text for token, text in enumerate(source.vocabulary) if vocabulary[text] != token)
-        raise CheckpointError(f"tokenizer vocabulary: {shown(twice)} stands in it twice; fetch the model again")
+        raise CheckpointError(f"tokenizer vocabulary: {shown(twice)} stands in it twice; remove its file and fetch it again")
     if len(source.token_types) not in (0, len(source.vocabulary)):
         counts = f"{len(source.token_types)} entries, the vocabulary {len(source.vocabulary)}"
-        raise CheckpointError(f"tokenizer token_types has {counts}; fetch the model again")
+        raise CheckpointError(f"tokenizer token_types has {counts}; remove its file and fetch it again")
     backend = _byte_pair_backend(vocabulary, source.merges, rules)
     added = [(token, kind) for token, kind in enumerate(source.token_types) if kind in (CONTROL, USER_DEFINED)]
     # `normalized=False`: these tokens are found in the text as it was written.
@@ -106,12 +106,12 @@ def _byte_pair_backend(vocabulary: dict[str, int], merges: Sequence[str], rules:
         left, space, right = merge.partition(" ")
         if not space:
             problem = f"{shown(merge)} must be two tokens with a space between"
-            raise CheckpointError(f"tokenizer merges: {problem}; fetch the model again")
+            raise CheckpointError(f"tokenizer merges: {problem}; remove its file and fetch it again")
         pairs.append((left, right))
     try:
         model = models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=rules.ignore_merges)
     except Exception as error:  # `tokenizers` raises bare Exception for a merge of tokens that do not exist.
-        raise CheckpointError(f"tokenizer merges do not fit its vocabulary: {error}; fetch the model again") from error
+        raise CheckpointError(f"tokenizer merges do not fit its vocabulary: {error}; remove its file and fetch it again") from error
     backend = tokenizers.Tokenizer(model)
     if rules.nfc:
         backend.normalizer = normalizers.NFC()

@@ -94,11 +94,11 @@ def test_a_gguf_file(sound: Path, tmp_path: Path, damage: str) -> None:
 def test_what_is_empty_is_called_so(sound: Path, tmp_path: Path) -> None:
     for name in ("tiny.gguf", "config.json"):
         (tmp_path / name).touch()
-    assert refused(opened, tmp_path / "tiny.gguf") == f"{tmp_path / 'tiny.gguf'}: is empty; fetch it again"
-    assert refused(opened, tmp_path) == f"{tmp_path / 'config.json'}: is empty; fetch it again"
+    assert refused(opened, tmp_path / "tiny.gguf") == f"{tmp_path / 'tiny.gguf'}: is empty; remove it and fetch it again"
+    assert refused(opened, tmp_path) == f"{tmp_path / 'config.json'}: is empty; remove it and fetch it again"
     (tmp_path / "config.json").write_bytes((sound / "model" / "config.json").read_bytes())
     (tmp_path / "model.safetensors").touch()
-    assert refused(opened, tmp_path) == f"{tmp_path / 'model.safetensors'}: is empty; fetch it again"
+    assert refused(opened, tmp_path) == f"{tmp_path / 'model.safetensors'}: is empty; remove it and fetch it again"
 
 
 def test_a_header_of_safetensors(sound: Path, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_vocabulary_without_end(sound: Path, tmp_path: Path) -> None:
     token = next(iter(values["model"]["vocab"]))
     values["model"]["vocab"][token] = 2**31
     (folder / "tokenizer.json").write_text(json.dumps(values))
-    problem = f"is corrupt: the id of token {token!r} is 2147483648; fetch it again"
+    problem = f"is corrupt: the id of token {token!r} is 2147483648; remove it and fetch it again"
     assert refused(opened, folder) == f"tokenizer = {folder / 'tokenizer.json'}: {problem}"
 
 

@@ -173,7 +173,7 @@ def test_magic_version_and_byte_order(raw: bytes, tmp_path: Path) -> None:
     assert "GGUF version = 9: readable are (2, 3)" in refusal(written(tmp_path, raw[:4] + struct.pack("<I", 9) + raw[8:]))
     assert "big-endian" in refusal(written(tmp_path, raw[:4] + struct.pack(">I", 3) + raw[8:]))
     (tmp_path / "empty.gguf").touch()
-    assert "is empty; fetch it again" in refusal(tmp_path / "empty.gguf")
+    assert "is empty; remove it and fetch it again" in refusal(tmp_path / "empty.gguf")
 
 
 def header(*entries: bytes, tensors: int = 0, count: int | None = None) -> bytes:

@@ -68,8 +68,8 @@ def check_finite(stored: WeightArray, dtype: WeightDtype, origin: str) -> None:
         values = bfloat16_to_float32(stored) if dtype == "bfloat16" else stored
         first = values[~np.isfinite(values)][0]
         raise CheckpointError(
-            f"{origin} holds {first}: weights must be finite numbers; the file is damaged or its training diverged: fetch it "
-            "again, or use another checkpoint"
+            f"{origin} holds {first}: weights must be finite numbers; the file is damaged or its training diverged: remove it "
+            "and fetch it again, or use another checkpoint"
         )
 
 

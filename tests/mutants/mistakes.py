@@ -92,7 +92,7 @@ MUTATIONS = (
         "a-damaged-file-without-a-remedy",
         "D11",
         "runtime/errors.py",
-        'super().__init__(f"{file}: {problem}; fetch it again")',
+        'super().__init__(f"{file}: {problem}; remove it and fetch it again")',
         'super().__init__(f"{file}: {problem}")',
         test=_DAMAGED + "a_gguf_file[empty]",
         text="somebody knows what is wrong, and not what to do",
