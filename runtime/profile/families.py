@@ -16,7 +16,7 @@ PRODUCTS, ATTENTION, ELEMENTWISE, SAMPLING, STEP, DRAFTER, COPIES, OTHER = (
 )  # fmt: skip
 
 _MODULES = {
-    PRODUCTS: "project head held tile flow wide",
+    PRODUCTS: "project head held tile flow slab wide",
     ATTENTION: "attend attention rotate rope kv_store head_norm",
     ELEMENTWISE: "add rmsnorm swiglu bias embed gather behind",
     SAMPLING: "argmax sample sampling random reject process penalties logprobs",
