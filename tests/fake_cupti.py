@@ -25,10 +25,13 @@ NAMES = {"cudaStreamSynchronize": "cuStreamSynchronize", "cudaEventSynchronize":
 
 class ActivityKind(IntEnum):
     MEMCPY = 1
+    MEMSET = 2
     DRIVER = 4
     RUNTIME = 5
+    CONCURRENT_KERNEL = 10
     CUDA_EVENT = 36
     SYNCHRONIZATION = 38
+    GRAPH_TRACE = 51
 
 
 class ActivitySynchronizationType(IntEnum):

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from runtime.engine import Engine
+from runtime.errors import DeviceError
 from runtime.profile import session
 from runtime.profile.collectors import Collector
+from runtime.profile.cupti_collector import collect
 from runtime.profile.host_calls import (
     COUNTED,
     ORDERS,
@@ -218,6 +220,21 @@ def test_a_steady_engine_waits_for_the_copy_stream_and_for_nothing_else(rig: Any
     assert calls.findings() == []
     assert dict(calls.waits()) == {"cudaEventSynchronize for an event of copy": calls.steps}
     assert calls.counted["graph_launches"] == 2 * calls.steps
+
+
+@pytest.mark.parametrize("mode", [Mode.CALLS, Mode.NODE])
+def test_a_tracer_that_refuses_says_what_to_do(rig: Any, monkeypatch: pytest.MonkeyPatch, mode: Mode) -> None:
+    def refuse(kind: int) -> None:
+        raise RuntimeError("CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED")
+
+    collector, engine, cupti = rig
+    monkeypatch.setattr(cupti, "activity_enable", refuse)
+    with pytest.raises(DeviceError, match=r"^CUPTI: .*MULTIPLE_SUBSCRIBERS.*; end other profilers.*'cupti-python<13'"):
+        collector_of(mode)
+    monkeypatch.undo()
+    collector_of(Mode.CALLS)  # one may be made anew
+    collect(cupti, (), collector._take)
+    assert traced(config_of("ngram"), collector, engine).findings() == []
 
 
 @pytest.mark.parametrize("name", PLANTED)

@@ -57,7 +57,10 @@ def collect(cupti: Any, kinds: Iterable[int], take: Callable[[list[Any]], None])
         for kind in kinds:
             cupti.activity_enable(kind)
     except cupti.cuptiError as error:
-        raise DeviceError(f"CUPTI: {error}; end other profilers of this GPU (nsys, ncu), one may run at a time") from error
+        raise DeviceError(
+            f"CUPTI: {error}; end other profilers of this GPU (nsys, ncu), one may run at a time; for a driver that knows CUDA 12 "
+            "and not 13, pip install 'cupti-python<13'"
+        ) from error
 
 
 def dropped_records(cupti: Any) -> int:
