@@ -142,4 +142,22 @@ MUTATIONS = (
         test="tests/test_choose_forms.py::test_forms_are_for_gpus_that_have_what_they_need",
         text="no text at all: the engine does not start there",
     ),
+    mutation(
+        "memory-that-a-fault-has-taken",
+        "D10",
+        "runtime/cuda_heap.py",
+        "            if lost:\n",
+        "            if allocation.freed:\n",
+        test=_FAULTS + "memory_that_cuda_would_not_take_back_is_left_to_the_process",
+        text="the message, and six thousand lines of tracebacks behind it",
+    ),
+    mutation(
+        "memory-that-is-never-given-back",
+        "D10",
+        "runtime/cuda_device.py",
+        "            lost = self._failed and not self._answers()\n",
+        "            lost = self._failed\n",
+        test=_FAULTS + "memory_that_cuda_would_not_take_back_is_left_to_the_process",
+        text="the same message, and a process that cannot open a second engine",
+    ),
 )
