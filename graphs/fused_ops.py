@@ -180,7 +180,7 @@ class FusedOps:
 
     def record_head(self, run: ForwardPass, logits: Array, rows: Array, live: Array) -> tuple[Array, Array]:
         """logits = rows @ head.T by our own head; returned are value and column of the best of each stripe, for best_of_stripes."""
-        best = self.scratch.best_value, self.scratch.best_column
+        best = _packed(self.scratch.best_value, rows.shape[0]), _packed(self.scratch.best_column, rows.shape[0])
         layout = self.layouts.get("head")
         if rows.shape[0] > TILE_TOKENS:
             layout = self.layouts.get("wide_head", layout)
@@ -259,3 +259,10 @@ class FusedOps:
 def _sharing_grid(out: Array) -> tuple[int, int]:
     """Blocks that share the rows of [T, columns]."""
     return out.shape[0], -(-out.shape[1] // (EIGHT * _SHARING_THREADS))
+
+
+def _packed(scratch: Array, rows: int) -> Array:
+    """[S, J] as [S, rows] with nothing between its rows: a step of few logits rows reads the bests of all stripes, and where the
+    scratch is for many, each of them would be in a line of its own."""
+    stripes, most = scratch.shape
+    return scratch.reshape((stripes * most,))[: stripes * rows].reshape((stripes, rows))
