@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -94,4 +95,6 @@ def _wanted(name: str, value: str, message: str) -> str:
         if kind in message:
             return text
     message = message.removeprefix("Value error, ").rstrip(".").replace(f"{value!r} is not one of", "must be one of")
+    # Typer's earlier versions say what Click says of a range; every one here has a lower end alone.
+    message = re.sub(rf"^{re.escape(value)} is not in the range x>=(\d+)$", r"must be greater than or equal to \1", message)
     return message.replace("Input should be", "must be")

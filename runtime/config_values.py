@@ -99,12 +99,16 @@ def behind_key(name: str, text: str) -> str:
     return text.partition(": ")[2] if text.startswith(f"{name} = ") else text
 
 
+def _mapping(pairs: tuple[tuple[int, float], ...]) -> dict[int, float]:
+    return dict(pairs)
+
+
 AutoCount: TypeAlias = Annotated[int | Literal["auto"], PlainValidator(_auto_or_count)]
 Buckets: TypeAlias = Annotated[tuple[int, ...] | Literal["auto"], PlainValidator(_buckets)]
 # YAML has lists only; the frozen model keeps tuples.
 Items: TypeAlias = Annotated[tuple[Any, ...], Field(strict=False)]  # SamplingParams says what each may be
 OptionalItems: TypeAlias = Annotated[tuple[Any, ...] | None, Field(strict=False)]
-LogitBias: TypeAlias = Annotated[tuple[tuple[int, float], ...], PlainValidator(_logit_bias), PlainSerializer(dict)]
+LogitBias: TypeAlias = Annotated[tuple[tuple[int, float], ...], PlainValidator(_logit_bias), PlainSerializer(_mapping)]
 Prompts: TypeAlias = Annotated[tuple[Annotated[Any, BeforeValidator(_prompt)], ...], Field(strict=False)]
 BlockSize: TypeAlias = Annotated[int, PlainValidator(_block_size)]
 DraftCounts: TypeAlias = Annotated[int | Literal["auto"] | dict[int, int], PlainValidator(_draft_counts)]
