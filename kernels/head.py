@@ -123,7 +123,7 @@ def project_argmax(logits, best_value, best_column, x, weight, vocab_size, num_r
     octet, cells, busy = divide(lane(), octet_size()), warp * i32(2 * _ROWS_AT_ONCE), warp < warps
     first, step = (stripe * warps + warp) * i32(2 * TILE_ROWS), stripes * warps * i32(2 * TILE_ROWS)
     if busy and first < outputs:
-        begin_products(ring, weight, first, first + i32(TILE_ROWS), i32(0), one, warp, slabs)
+        begin_products(ring, weight, first, first + i32(TILE_ROWS), i32(0), one, warp, slabs, i32(0))
     wait_for_launches()
     let_next_launch_start()
     if busy and first < outputs:
@@ -143,7 +143,7 @@ def project_argmax(logits, best_value, best_column, x, weight, vocab_size, num_r
                 token = i32(0)
                 while token < kept:
                     second = row + i32(TILE_ROWS)
-                    finish_products(ring, partial, x, base + token, weight, row, second, i32(0), one, warp, slabs)
+                    finish_products(ring, partial, x, base + token, weight, row, second, i32(0), one, warp, slabs, i32(0))
                     after, rows_after = row, base + token + i32(TILE_TOKENS)
                     if token + i32(TILE_TOKENS) >= kept:  # the next tile, the first one for more rows, that of the next stripe
                         after, rows_after = row + step, base
@@ -152,7 +152,7 @@ def project_argmax(logits, best_value, best_column, x, weight, vocab_size, num_r
                         elif after >= outputs and stripe + grid < stripes:
                             after, rows_after = first + grid * warps * i32(2 * TILE_ROWS), i32(0)
                     if after < outputs:
-                        begin_products(ring, weight, after, after + i32(TILE_ROWS), i32(0), one, warp, slabs)
+                        begin_products(ring, weight, after, after + i32(TILE_ROWS), i32(0), one, warp, slabs, i32(0))
                         begin_rows(ring, x, rows_after, i32(0), one, warp, slabs)
                     warp_barrier()
                     item, rows = octet, min(kept - token, i32(TILE_TOKENS))

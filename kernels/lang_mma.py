@@ -74,6 +74,23 @@ copy16_ahead = intrinsic(_copy16("cp.async.cg.shared.global.L2::256B"))
 """`copy16` that brings the 256 bytes around it into L2: for data that is read on from there."""
 
 
+@intrinsic
+def copy16_once(typingctx, address, array, offset, size, policy):
+    """`copy16_ahead` with a policy of L2 (uint64), as `evict_first` (kernels/lang_bulk.py) makes it for data that nobody reads
+    again."""
+
+    def codegen(context, builder, sig, args):
+        long = ir.IntType(64)
+        pointer = builder.ptrtoint(_address(context, builder, sig.args[1], args[1], args[2]), long)
+        text = "cp.async.cg.shared.global.L2::cache_hint.L2::256B [$0], [$1], 16, $2, $3;"
+        kind = ir.FunctionType(ir.VoidType(), [_WORD, long, _WORD, long])
+        asm = ir.InlineAsm(kind, text, "r,l,r,l,~{memory}", side_effect=True)
+        builder.call(asm, [args[0], pointer, args[3], args[4]])
+        return context.get_dummy_value()
+
+    return signature(types.void, types.uint32, array, types.int64, types.uint32, types.uint64), codegen
+
+
 copy16 = intrinsic(_copy16("cp.async.cg.shared.global"))
 """copy16(address, array, offset, size): begin to copy 16 bytes from element `offset` (int64) of a contiguous array to shared
 `address`, past the registers and L1.

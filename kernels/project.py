@@ -144,7 +144,7 @@ def project_rows(ring, partial, scale, out, x, squares, weight, eps, scaled, par
     base, step = i32(i32(cuda.blockIdx.x) * tiles * height), i32(i32(cuda.gridDim.x) * tiles * height)
     row = i32(base + group * height)
     if multiplies and row < outputs:
-        begin_products(ring, weight, row, i32(row + second), part, parts, warp, slabs)
+        begin_products(ring, weight, row, i32(row + second), part, parts, warp, slabs, i32(0))
     wait_for_launches()
     let_next_launch_start()
     if multiplies and row < outputs:
@@ -156,10 +156,10 @@ def project_rows(ring, partial, scale, out, x, squares, weight, eps, scaled, par
         while token < live:
             after = i32(token + i32(TILE_TOKENS)) if i32(token + i32(TILE_TOKENS)) < live else i32(0)
             if multiplies and row < outputs:
-                finish_products(ring, partial, x, token, weight, row, i32(row + second), part, parts, warp, slabs)
+                finish_products(ring, partial, x, token, weight, row, i32(row + second), part, parts, warp, slabs, i32(0))
                 next_row = row if after > i32(0) else i32(row + step)
                 if next_row < outputs:
-                    begin_products(ring, weight, next_row, i32(next_row + second), part, parts, warp, slabs)
+                    begin_products(ring, weight, next_row, i32(next_row + second), part, parts, warp, slabs, i32(0))
                     begin_rows(ring, x, after, part, parts, warp, slabs)
             cuda.syncthreads()
             item, rows = divide(part * warp_size() + lane(), octet_size()), min(i32(live - token), i32(TILE_TOKENS))
@@ -248,9 +248,10 @@ def add_rows(ring, partial, residual, normed, squares, x, weight, gain, parts, s
     row = i32(base + group * height)
     octet = divide(part * warp_size() + lane(), octet_size())
     halving = i32(slabs - i32(1))
+    once = halving  # tiles of 16 are those of large weights: L2 holds none of them until the next step
     own_t, own_output = i32(octet >> halving), i32(row + (octet & halving) * i32(TILE_ROWS) + octet_lane())
     if multiplies and row < outputs:
-        begin_products(ring, weight, row, i32(row + i32(TILE_ROWS)), part, parts, warp, slabs)
+        begin_products(ring, weight, row, i32(row + i32(TILE_ROWS)), part, parts, warp, slabs, once)
     factor = f32(0.0)
     if multiplies and own_output < outputs:
         factor = gain[u32(own_output)]
@@ -267,10 +268,11 @@ def add_rows(ring, partial, residual, normed, squares, x, weight, gain, parts, s
         while token < live:
             after = i32(token + i32(TILE_TOKENS)) if i32(token + i32(TILE_TOKENS)) < live else i32(0)
             if multiplies and row < outputs:
-                finish_products(ring, partial, x, token, weight, row, i32(row + i32(TILE_ROWS)), part, parts, warp, slabs)
+                second = i32(row + i32(TILE_ROWS))
+                finish_products(ring, partial, x, token, weight, row, second, part, parts, warp, slabs, once)
                 next_row = row if after > i32(0) else i32(row + step)
                 if next_row < outputs:
-                    begin_products(ring, weight, next_row, i32(next_row + i32(TILE_ROWS)), part, parts, warp, slabs)
+                    begin_products(ring, weight, next_row, i32(next_row + i32(TILE_ROWS)), part, parts, warp, slabs, once)
                     begin_rows(ring, x, after, part, parts, warp, slabs)
             cuda.syncthreads()
             rows, item = min(i32(live - token), i32(TILE_TOKENS)), octet

@@ -55,7 +55,7 @@ def _gpu_finish(ring: Any, partial: Any, x: Any, token: Any, weight: Any, *rest:
 
 
 @primitive(_gpu_begin)
-def begin_products(ring, weight, row, other, part, parts, warp, slabs):
+def begin_products(ring, weight, row, other, part, parts, warp, slabs, once):
     """Ask for the first weights of this warp: `begin_rows` and `finish_products` follow with the same arguments.
 
     Args:
@@ -65,6 +65,7 @@ def begin_products(ring, weight, row, other, part, parts, warp, slabs):
         part, parts: int32, this warp among those that share the columns of the tile.
         warp: int32, its place in the block, below MAX_WARPS[slabs].
         slabs: int32, 1 (`other` is ignored) or 2.
+        once: int32, 1: they are the first to leave a GPU's L2, since nobody reads them again soon; 0: as L2 likes.
     """
 
 
@@ -74,7 +75,7 @@ def begin_rows(ring, x, token, part, parts, warp, slabs):
 
 
 @primitive(_gpu_finish)
-def finish_products(ring, partial, x, token, weight, row, other, part, parts, warp, slabs):
+def finish_products(ring, partial, x, token, weight, row, other, part, parts, warp, slabs, once):
     """partial[warp, slab, t, n] = sum over this part's columns of x[token + t] * weight[row + n] (or other + n), for the rows of x
     from `token` on, TILE_TOKENS at most.
 

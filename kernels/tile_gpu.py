@@ -13,9 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 from kernels.lang import device_function, f32, i32, i64, u32
+from kernels.lang_bulk import evict_first
 from kernels.lang_mma import (
     commit_copies,
     copy16_ahead,
+    copy16_once,
     floats_of,
     load16,
     mma_bfloat16,
@@ -66,9 +68,13 @@ def row_offset(array, row):
 
 
 @device_function
-def copy_slab(address, weight, upper, lower, at, size):
-    copy16_ahead(address, weight, upper + at, size)
-    copy16_ahead(u32(address + u32(512)), weight, lower + at, size)
+def copy_slab(address, weight, upper, lower, at, size, once):
+    if once > i32(0):
+        copy16_once(address, weight, upper + at, size, evict_first())
+        copy16_once(u32(address + u32(512)), weight, lower + at, size, evict_first())
+    else:
+        copy16_ahead(address, weight, upper + at, size)
+        copy16_ahead(u32(address + u32(512)), weight, lower + at, size)
 
 
 @device_function
@@ -89,7 +95,7 @@ def bytes_at(column, depth):
 
 def _begin(slabs: int, stages: int) -> Callable[..., Any]:
     @device_function
-    def begin(ring, weight, row, other, part, parts, warp):
+    def begin(ring, weight, row, other, part, parts, warp, once):
         depth, place = i32(weight.shape[1]), i32(lane() >> i32(3))
         upper, lower = row_offset(weight, i32(row + place)), row_offset(weight, i32(row + place + i32(4)))
         upper2, lower2 = row_offset(weight, i32(other + place)), row_offset(weight, i32(other + place + i32(4)))
@@ -99,9 +105,9 @@ def _begin(slabs: int, stages: int) -> Callable[..., Any]:
             if chunk < depth:
                 column = i32(chunk + ((lane() & i32(7)) << i32(3)))
                 size, here = bytes_at(column, depth), i64(min(column, i32(depth - i32(8))))
-                copy_slab(at, weight, upper, lower, here, size)
+                copy_slab(at, weight, upper, lower, here, size, once)
                 if slabs > 1:
-                    copy_slab(u32(at + u32(_SLAB_BYTES)), weight, upper2, lower2, here, size)
+                    copy_slab(u32(at + u32(_SLAB_BYTES)), weight, upper2, lower2, here, size, once)
             at = u32(at + u32((slabs + 1) * _SLAB_BYTES))
             chunk = i32(chunk + parts * i32(_CHUNK))
         if chunk < depth and lane() < i32(8):  # what is asked for behind the first chunks comes from L2 then
@@ -133,7 +139,7 @@ def _finish(mma: Any, slabs: int, stages: int, wait: Any) -> Callable[..., Any]:
     stage_bytes, ring_bytes = (slabs + 1) * _SLAB_BYTES, stages * (slabs + 1) * _SLAB_BYTES
 
     @device_function
-    def finish(ring, partial, x, token, weight, row, other, part, parts, warp):
+    def finish(ring, partial, x, token, weight, row, other, part, parts, warp, once):
         depth, place = i32(weight.shape[1]), i32(lane() >> i32(3))
         upper, lower = row_offset(weight, i32(row + place)), row_offset(weight, i32(row + place + i32(4)))
         upper2, lower2 = row_offset(weight, i32(other + place)), row_offset(weight, i32(other + place + i32(4)))
@@ -161,9 +167,9 @@ def _finish(mma: Any, slabs: int, stages: int, wait: Any) -> Callable[..., Any]:
             if chunk < depth:
                 column = i32(chunk + piece)
                 size, here = bytes_at(column, depth), i64(min(column, i32(depth - i32(8))))
-                copy_slab(u32(to + turn), weight, upper, lower, here, size)
+                copy_slab(u32(to + turn), weight, upper, lower, here, size, once)
                 if slabs > 1:
-                    copy_slab(u32(to + turn + u32(_SLAB_BYTES)), weight, upper2, lower2, here, size)
+                    copy_slab(u32(to + turn + u32(_SLAB_BYTES)), weight, upper2, lower2, here, size, once)
                 copy_rows(u32(to + turn + u32(slabs * _SLAB_BYTES)), x, token, here, size)
             commit_copies()
             chunk = i32(chunk + step)
@@ -187,11 +193,11 @@ _begin_one, _begin_two = _begin(1, 2), _begin(2, 3)
 _rows_one, _rows_two = _rows(1, 2), _rows(2, 3)
 
 
-def begin(ring, weight, row, other, part, parts, warp, slabs):
+def begin(ring, weight, row, other, part, parts, warp, slabs, once):
     if slabs > i32(1):
-        _begin_two(ring, weight, row, other, part, parts, warp)
+        _begin_two(ring, weight, row, other, part, parts, warp, once)
     else:
-        _begin_one(ring, weight, row, row, part, parts, warp)
+        _begin_one(ring, weight, row, row, part, parts, warp, once)
 
 
 def rows(ring, x, token, part, parts, warp, slabs):
@@ -204,11 +210,11 @@ def rows(ring, x, token, part, parts, warp, slabs):
 def _finish_of(mma: Any) -> Callable[..., Any]:
     one, two = _finish(mma, 1, 2, wait_first_copies), _finish(mma, 2, 3, wait_second_copies)
 
-    def finish(ring, partial, x, token, weight, row, other, part, parts, warp, slabs):
+    def finish(ring, partial, x, token, weight, row, other, part, parts, warp, slabs, once):
         if slabs > i32(1):
-            two(ring, partial, x, token, weight, row, other, part, parts, warp)
+            two(ring, partial, x, token, weight, row, other, part, parts, warp, once)
         else:
-            one(ring, partial, x, token, weight, row, row, part, parts, warp)
+            one(ring, partial, x, token, weight, row, row, part, parts, warp, once)
 
     return finish
 

@@ -46,6 +46,7 @@ def gpu_module(name: str, warp: Warp, **others: ModuleType) -> ModuleType:
         load16=load16,
         copy16=warp.copy16,
         copy16_ahead=warp.copy16,
+        copy16_once=lambda address, array, offset, size, policy: warp.copy16(address, array, offset, size),
         commit_copies=warp.commit_copies,
         wait_copies=lambda: warp.wait(0),
         wait_older_copies=lambda: warp.wait(3),
@@ -110,6 +111,7 @@ def gpu_module(name: str, warp: Warp, **others: ModuleType) -> ModuleType:
     overlap.__dict__.update(
         wait_for_launches=lambda: None,
         let_next_launch_start=lambda: None,
+        early_count=lambda counts: counts[0],
         cluster_rank=warp.cluster_rank,
         cluster_size=warp.cluster_size,
         cluster_number=lambda: np.int32(0),

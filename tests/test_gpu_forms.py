@@ -37,16 +37,17 @@ def test_products(storage: str, rows: int, outputs: int, depth: int, part: int, 
     x, weight = stored(floats(1, 2 + rows, depth), storage), stored(floats(3, outputs, depth), storage)
     place = [np.int32(8 if outputs > 8 else 0), np.int32(max(outputs - 8, 0) // 8 * 8)]
     shared = [np.int32(value) for value in (part, parts, part, slabs)]
+    weights = [*shared, np.int32(slabs - 1)]
     partial = np.full(parts * slabs * 64, -7, np.float32)
 
     def twice(*args: Any) -> None:
         form = module.FINISH[NUMPY[storage], NUMPY[storage]]
-        module.BEGIN[NUMPY[storage]](RING, weight, *reversed(place), *shared)
+        module.BEGIN[NUMPY[storage]](RING, weight, *reversed(place), *weights)
         module.ROWS[NUMPY[storage]](RING, x, np.int32(0), *shared)
-        form(RING, partial, x, np.int32(0), weight, *reversed(place), *shared)
-        module.BEGIN[NUMPY[storage]](RING, weight, *place, *shared)
+        form(RING, partial, x, np.int32(0), weight, *reversed(place), *weights)
+        module.BEGIN[NUMPY[storage]](RING, weight, *place, *weights)
         module.ROWS[NUMPY[storage]](RING, x, np.int32(2), *shared)
-        form(RING, partial, x, np.int32(2), weight, *place, *shared)
+        form(RING, partial, x, np.int32(2), weight, *place, *weights)
 
     warp.run(twice)
     columns = np.arange(depth)
@@ -84,9 +85,9 @@ def test_the_emulator_sees_a_lane_that_loads_its_neighbours_columns() -> None:
     place, shared = [np.int32(0), np.int32(0)], [np.int32(value) for value in (0, 1, 0, 1)]
 
     def product() -> None:
-        module.BEGIN["uint16"](RING, weight, *place, *shared)
+        module.BEGIN["uint16"](RING, weight, *place, *shared, np.int32(0))
         module.ROWS["uint16"](RING, x, np.int32(0), *shared)
-        module.FINISH["uint16", "uint16"](RING, partial, x, np.int32(0), weight, *place, *shared)
+        module.FINISH["uint16", "uint16"](RING, partial, x, np.int32(0), weight, *place, *shared, np.int32(0))
 
     warp.run(product)
     assert not np.allclose(partial.reshape(8, 8)[:1], widened(x) @ widened(weight).T, rtol=1e-2)

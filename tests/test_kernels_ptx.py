@@ -78,6 +78,21 @@ def test_products_load_sixteen_bytes_into_tensor_cores(
 
 
 @pytest.mark.parametrize("storage", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("name", "hinted"),
+    [("project_residual_two", True), ("project_residual_two_tap", True), ("project_residual", False), ("norm_project_two", False)],
+)
+def test_large_weights_that_are_added_to_the_residual_are_the_first_to_leave_the_l2(
+    ptx: dict[str, dict[str, dict[str, str]]], name: str, hinted: bool, storage: str
+) -> None:
+    """And activations are not: every block reads them."""
+    text = ptx[name][storage].get("ptx", "")
+    assert bool(re.search(r"cp\.async\.cg\.shared\.global\.L2::cache_hint\.L2::256B", text)) == hinted
+    assert bool(re.search(r"createpolicy\.fractional\.L2::evict_first", text)) == hinted
+    assert re.search(r"cp\.async\.cg\.shared\.global\.L2::256B", text)
+
+
+@pytest.mark.parametrize("storage", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["flow_project", "flow_gate_up", "flow_residual", "flow_argmax"])
 def test_weights_that_flow_are_copied_in_runs(ptx: dict[str, dict[str, dict[str, str]]], name: str, storage: str) -> None:
     """As above. Activations stay in registers: local memory would be read for each tile."""
