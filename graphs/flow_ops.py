@@ -15,6 +15,9 @@ from kernels.flow import LINE, MOST_COLUMNS, WARPS
 from kernels.flow_head import flow_argmax
 from kernels.flow_project import flow_gate_up, flow_project
 from kernels.flow_residual import flow_residual, flow_residual_tap
+from kernels.lang import Kernel
+from kernels.slab import HALF
+from kernels.slab_gate_up import slab_gate_up
 from kernels.tile import TILE_ROWS
 
 _LARGE_BYTES = 8 << 20
@@ -32,11 +35,17 @@ class FlowLayout:
         parts: warps that share the columns of a tile.
         warps: of a block.
         grid: blocks of the launch.
+        slabs: of gate and up: the warps of a tile share a ring of slabs (kernels/slab_gate_up.py), as those of a head do anyway.
     """
 
     parts: int
     warps: int
     grid: int
+    slabs: bool = False
+
+    @property
+    def gate_up_kernel(self) -> Kernel:
+        return slab_gate_up if self.slabs else flow_gate_up
 
     def record_project(self, run: ForwardPass, out: Array, normed: Array, squares: Array, weight: Array, scaled: int) -> None:
         """out = (normed @ weight.T) / rms."""
@@ -47,7 +56,7 @@ class FlowLayout:
         """Residual -> norm -> scratch.activated."""
         activated, eps = run.scratch.activated[: run.num_tokens], run.model.shape.rms_norm_eps
         arguments = (activated, normed, squares, layer.gate_up, eps, scaled, self.parts, run.live)
-        run.launch.launch(flow_gate_up, self.grid, 32 * self.warps, *arguments)
+        run.launch.launch(self.gate_up_kernel, self.grid, 32 * self.warps, *arguments)
 
     def record_residual(
         self, run: ForwardPass, written: tuple[Array, Array, Array], x: Array, weight: Array, gain: Array, *, tapped: bool
@@ -77,7 +86,11 @@ def flow_layouts_of(name: str, outputs: int, depth: int) -> list[FlowLayout]:
     parts = -(-depth // MOST_COLUMNS)
     if 2 * outputs * depth < _LARGE_BYTES or depth % LINE or parts > WARPS:
         return []
-    at_once = WARPS // parts
-    height = at_once * (TILE_ROWS if name in ("gate_up", "head") else 2 * TILE_ROWS)
-    columns = outputs // 2 if name == "gate_up" else outputs
-    return [FlowLayout(parts, parts * at_once, min(_BLOCKS, -(-columns // height)))]
+    at_once, columns = WARPS // parts, outputs // 2 if name == "gate_up" else outputs
+
+    def layout(height: int, *, slabs: bool = False) -> FlowLayout:
+        return FlowLayout(parts, parts * at_once, min(_BLOCKS, -(-columns // (at_once * height))), slabs)
+
+    if name == "gate_up":
+        return [layout(TILE_ROWS), layout(HALF, slabs=True)]
+    return [layout(TILE_ROWS if name == "head" else 2 * TILE_ROWS)]

@@ -9,7 +9,7 @@ from kernels.lang import NEG_INF, cuda, device_function, f32, i32, kernel, u32
 from kernels.lang_overlap import let_next_launch_start, wait_for_launches
 from kernels.lang_warp import lane, warp_size
 from kernels.project import divide, warp_of_block, warps_of_block
-from kernels.slab import SLAB_RING_BYTES, ask_slab, fill_slabs, open_slabs, slab_products, stages_of
+from kernels.slab import HALF, SLAB_RING_BYTES, ask_slab, fill_slabs, open_slabs, slab_products, stages_of
 from kernels.tile import TILE, TILE_ROWS, TILE_TOKENS
 
 _CELLS = WARPS * TILE
@@ -52,7 +52,9 @@ def head_rows(ring, partial, value_of, column_of, logits, best_value, best_colum
             while at < outputs:
                 if flows and row < outputs:
                     to = (side * i32(WARPS) + warp) * i32(2 * TILE)
-                    slab_products(ring, partial, to, held, x, token, weight, row, line, lines, group, stages, slot, parity)
+                    slab_products(
+                        ring, partial, to, held, x, token, weight, row, i32(HALF), line, lines, group, stages, slot, parity
+                    )
                 cuda.syncthreads()
                 if flows and row < outputs:
                     if next_row < outputs:

@@ -33,7 +33,7 @@ def scales(scale, squares, token, width, eps, scaled):
             factor = row_scale(squares, token + t, width, eps)
         if lane() == 0:
             scale[t] = factor
-        t += warps_of_block()
+        t = i32(t + warps_of_block())
 
 
 @device_function

@@ -1,9 +1,9 @@
 """The GPU's forms of kernels/slab.py: slabs of weight rows as they lie in memory, through a ring into the tensor cores.
 
-The copy engine takes a slab as a run of memory, a part of it for each warp; a barrier counts its bytes. Lane 4 g + q reads
-columns 8 q .. 8 q + 7 of both halves of a line of row g; which columns the hardware takes for its k = 0..15 does not matter as long
-as both operands agree (kernels/tile_gpu.py). Rows lie a multiple of 128 bytes apart: so lanes of odd rows read the second half
-first, or the lanes of a read would meet in its banks. Of a weight row that does not exist the sums are never read.
+The copy engine takes a slab as a run of memory, a part of it for each warp, or as two runs; a barrier counts its bytes. Lane
+4 g + q reads columns 8 q .. 8 q + 7 of both halves of a line of row g; which columns the hardware takes for its k = 0..15 does not
+matter as long as both operands agree (kernels/tile_gpu.py). Rows lie a multiple of 128 bytes apart: so lanes of odd rows read the
+second half first, or the lanes of a read would meet in its banks. Of a weight row that does not exist the sums are never read.
 """
 
 from __future__ import annotations
@@ -69,6 +69,18 @@ def ask(ring, weight, row, part, parts, group, stages, slot):
             copy_run(address, weight, i64(row + begin) * i64(depth), u32(u32(end - begin) * size), barrier, evict_first())
 
 
+def ask_pair(ring, weight, row, second, part, group, stages, slot):
+    if part == i32(0) and lane() == i32(0):
+        depth, outputs, other = i32(weight.shape[1]), i32(weight.shape[0]), i32(row + second)
+        size, barrier, address = u32(depth << i32(1)), barrier_of(ring, group, slot), slab_of(ring, depth, group, stages, slot)
+        upper = u32(size * u32(min(i32(outputs - row), i32(4))))
+        lower = u32(size * u32(max(min(i32(outputs - other), i32(4)), i32(0))))
+        barrier_expect(barrier, u32(upper + lower))
+        copy_run(address, weight, i64(row) * i64(depth), upper, barrier, evict_first())
+        if lower > u32(0):
+            copy_run(u32(address + u32(size << u32(2))), weight, i64(other) * i64(depth), lower, barrier, evict_first())
+
+
 @device_function
 def place_of(row, quad):
     """Where in a line a lane reads first."""
@@ -109,7 +121,7 @@ def _line(mma: Any, which: int) -> Callable[..., Any]:
 def _products(mma: Any) -> Callable[..., Any]:
     line0, line1, line2, line3, line4, line5, line6, line7 = (_line(mma, which) for which in range(8))
 
-    def products(ring, partial, to, held, x, token, weight, row, line, lines, group, stages, slot, parity):
+    def products(ring, partial, to, held, x, token, weight, row, second, line, lines, group, stages, slot, parity):
         depth, member, quad = i32(weight.shape[1]), lane() >> i32(2), lane() & i32(3)
         odd, place = member & i32(1) == i32(1), place_of(member, quad)
         own = u32(slab_of(ring, depth, group, stages, slot) + u32((member * depth + line * i32(64)) << i32(1)))
@@ -129,4 +141,5 @@ def _products(mma: Any) -> Callable[..., Any]:
 
 
 ASK = {"uint16": ask, "float16": ask}
+ASK_PAIR = {"uint16": ask_pair, "float16": ask_pair}
 PRODUCTS = {("uint16", "uint16"): _products(mma_bfloat16), ("float16", "float16"): _products(mma_float16)}

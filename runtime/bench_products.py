@@ -21,7 +21,7 @@ from graphs.flow_ops import FlowLayout, flow_layouts_of
 from graphs.held_ops import HeldLayout, head_layout_of
 from graphs.tile_layouts import HEAD_THREADS, Layout, layouts_of, stripes_of
 from kernels.flow_head import flow_argmax
-from kernels.flow_project import flow_gate_up, flow_project
+from kernels.flow_project import flow_project
 from kernels.flow_residual import flow_residual
 from kernels.head import project_argmax
 from kernels.held_head import held_argmax
@@ -226,7 +226,7 @@ class ProductBench:
         def multiply(weight: Any, layout: Any) -> None:
             arguments = (activated, self.x, squares, weight, 0.0, 0, layout.parts, self.live)
             if isinstance(layout, FlowLayout):
-                self.stream.launch(flow_gate_up, layout.grid, 32 * layout.warps, *arguments)
+                self.stream.launch(layout.gate_up_kernel, layout.grid, 32 * layout.warps, *arguments)
                 return
             self.stream.launch(layout.kernel(norm_gate_up), layout.grid, 32 * (layout.warps + 1), *arguments)
 

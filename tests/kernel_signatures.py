@@ -34,6 +34,7 @@ SIGNATURES: dict[str, str] = {
     "norm_gate_up_small": "s2 s2 f2 s2 f i i i1",
     "flow_project": "f2 s2 f2 s2 f i i i1",
     "flow_gate_up": "s2 s2 f2 s2 f i i i1",
+    "slab_gate_up": "s2 s2 f2 s2 f i i i1",
     "flow_residual": "f2 s2 f2 s2 s2 f1 i i1",
     "flow_residual_tap": "f2 s2 f2 s2 s2 s2 f1 i i i1",
     "flow_argmax": "f2 f2 i2 s2 s2 i i i1",

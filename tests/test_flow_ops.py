@@ -25,7 +25,7 @@ from tests.tiny_engine import open_tiny
     ("name", "outputs", "depth", "expected"),
     [
         ("qkv", 6144, 4096, [FlowLayout(8, 8, 132)]),  # Qwen3-8B
-        ("gate_up", 24576, 4096, [FlowLayout(8, 8, 132)]),
+        ("gate_up", 24576, 4096, [FlowLayout(8, 8, 132), FlowLayout(8, 8, 132, slabs=True)]),
         ("head", 151936, 4096, [FlowLayout(8, 8, 132)]),
         ("down", 4096, 12288, []),  # more columns than eight warps hold
         ("head", 49152, 960, [FlowLayout(2, 8, 132)]),  # SmolLM2-360M
@@ -68,6 +68,7 @@ FLOWS = FlowLayout(2, 4, 3)
     [
         dict.fromkeys(("qkv", "out", "gate_up", "down", "head"), FLOWS),
         {"gate_up": FLOWS, "head": HeldLayout(4, 3)},
+        {"gate_up": replace(FLOWS, slabs=True)},
         {"out": FLOWS},
         {"head": HeldLayout(8, 50)},  # fewer stripes than blocks
     ],

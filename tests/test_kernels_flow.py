@@ -11,6 +11,8 @@ from kernels import oracle_fused as oracle
 from kernels.flow_head import flow_argmax
 from kernels.flow_project import flow_gate_up, flow_project
 from kernels.flow_residual import flow_residual, flow_residual_tap
+from kernels.lang import Kernel
+from kernels.slab_gate_up import slab_gate_up
 from tests.fused_cases import EPS, FORMS, LAUNCHES, check, out_of, residual_case, wide_args
 from tests.head_cases import check_head, head_case
 from tests.kernel_cases import Launch, floats, live, poisoned
@@ -61,10 +63,13 @@ def test_flow_project(
 
 @FORMS
 @CASES
-def test_flow_gate_up(launch: Launch, storage: str, outputs: int, depth: int, count: int, capacity: int, parts: int) -> None:
+@pytest.mark.parametrize("kernel", [flow_gate_up, slab_gate_up], ids=lambda kernel: kernel.name)
+def test_gate_up(
+    launch: Launch, storage: str, kernel: Kernel, outputs: int, depth: int, count: int, capacity: int, parts: int
+) -> None:
     args = flow_case(storage, 0, 2 * outputs, depth, count, capacity, parts)
     args["out"] = out_of(storage, capacity, outputs)
-    check(launch, flow_gate_up, args, {"out": oracle.norm_gate_up(**wide_args(args))}, storage)
+    check(launch, kernel, args, {"out": oracle.norm_gate_up(**wide_args(args))}, storage)
 
 
 @FORMS

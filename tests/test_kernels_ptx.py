@@ -93,7 +93,7 @@ def test_large_weights_that_are_added_to_the_residual_are_the_first_to_leave_the
 
 
 @pytest.mark.parametrize("storage", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", ["flow_project", "flow_gate_up", "flow_residual", "flow_argmax"])
+@pytest.mark.parametrize("name", ["flow_project", "flow_gate_up", "slab_gate_up", "flow_residual", "flow_argmax"])
 def test_weights_that_flow_are_copied_in_runs(ptx: dict[str, dict[str, dict[str, str]]], name: str, storage: str) -> None:
     """As above. Activations stay in registers: local memory would be read for each tile."""
     text = ptx[name][storage].get("ptx", "")
