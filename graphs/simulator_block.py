@@ -31,7 +31,8 @@ class SimulatedCuda(FakeCUDAModule):
         self._turns: Turns | None = None
 
     def launch(self, body: Callable[[], None], grid: tuple[int, int, int], block: tuple[int, int, int]) -> None:
-        """Run `body` as every thread of every block. What a thread raises is raised, its place added to the message."""
+        """Run `body` as every thread of every block. What a thread raises is raised, its place added to the message. Infinity
+        and NaN are nothing to warn of, as on a GPU."""
         self.gridDim, self.blockDim = Dim3(*grid), Dim3(*block)
         threads = [Dim3(x, y, z) for z in range(block[2]) for y in range(block[1]) for x in range(block[0])]
         blocks = [Dim3(x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])]
@@ -40,7 +41,8 @@ class SimulatedCuda(FakeCUDAModule):
                 self.threadIdx = threads[0]
                 for place in blocks:
                     self.begin(place)
-                    body()
+                    with np.errstate(all="ignore"):
+                        body()
             else:
                 self._turns = Turns(self, body, threads)
                 self._turns.run(blocks)
@@ -128,7 +130,8 @@ class Turns:
     def body(self) -> None:
         """The thread whose turn it is runs, then the turn is the next one's."""
         try:
-            self._body()
+            with np.errstate(all="ignore"):
+                self._body()
             self._pass_on()
         except _StoppedError:
             return

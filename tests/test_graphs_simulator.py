@@ -72,6 +72,12 @@ def sums(out, x):
     out[cuda.blockIdx.x] = block_sum(x[cuda.blockIdx.x, cuda.threadIdx.x], scratch)
 
 
+@kernel(writes=("out",))
+def too_large(out):
+    square = out[cuda.threadIdx.x] * out[cuda.threadIdx.x]
+    out[cuda.threadIdx.x] = square - square
+
+
 def test_every_thread_of_every_block_runs_once() -> None:
     out = np.zeros(3 * 2 * 2 * 5 + 1, np.int32)
     SimulatorExecutor().bind(places, (2, 2, 3), 5, (out,))()
@@ -99,6 +105,14 @@ def test_no_block_sees_what_another_left_in_shared_memory() -> None:
     for block in (1, 3):
         SimulatorExecutor().bind(counts_in_shared_memory, 3, block, (out,))()
         assert np.isnan(out).all()
+
+
+@pytest.mark.parametrize("block", [1, 3])
+@pytest.mark.filterwarnings("error")
+def test_infinity_and_nan_are_nothing_to_warn_of(block: int) -> None:
+    out = np.full(block, 3e38, np.float32)
+    SimulatorExecutor().bind(too_large, 1, block, (out,))()
+    assert np.isnan(out).all()
 
 
 def test_threads_at_different_barriers_are_a_fault() -> None:

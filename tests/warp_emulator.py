@@ -83,7 +83,8 @@ class Warp:
             warp, self._local.lane = divmod(thread, LANES)
             self._local.block, self._local.warp = divmod(warp, self._warps)
             self._local.pending, self._local.groups, self._local.unseen = [], [], {}
-            function(*args)
+            with np.errstate(all="ignore"):  # infinity and NaN are nothing to warn of on a GPU
+                function(*args)
 
         self._turns.run(body, LANES * self._warps * self._blocks)
 
