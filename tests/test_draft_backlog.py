@@ -21,10 +21,13 @@ from runtime.engine import Engine
 from runtime.mirror_errors import StaleReadError
 from runtime.sampling import SamplingParams
 from runtime.speculators import dflash_upload, proposers
+from runtime.speculators.dflash_weights import DraftCheckpoint
+from runtime.step_buffers import StepSizes
+from runtime.virtual_device import VirtualDevice
 from tests.dflash_tapes import SURE, DraftLog, DraftOracle, check_drafts, taped_engine, texts_of
 from tests.tiny_checkpoint import TinyShape
 from tests.tiny_drafter import DrafterShape, TinyDrafter, write_tiny_drafter
-from tests.tiny_engine import Arrival, Reference, check_outputs, drive, tiny_reference
+from tests.tiny_engine import EXECUTOR, Arrival, Reference, check_outputs, drive, tiny_reference
 
 K = 3
 SLOTS = 4
@@ -145,6 +148,15 @@ def test_drafts_are_those_of_a_context_that_keeps_up(
     assert upkeep == (0, 0)
     assert deferred >= catch_ups > 0
     assert depth == 1 or deferred > catch_ups, "nothing waited for longer than a step"
+
+
+def test_where_nothing_waits_there_are_numbers(drafters: dict[str, tuple[TinyDrafter, DraftOracle]]) -> None:
+    """All rows of a slot are multiplied, and what nobody kept is thrown away: fresh memory would overflow, loudly on CPUs."""
+    device, spec = VirtualDevice(EXECUTOR, poison=True), DraftCheckpoint(drafters["v2"][0].path).spec
+    kept = dflash_upload.allocate_backlog(device, spec, StepSizes(SLOTS, K, 64, 40, 4, 1))
+    assert not device.download(kept.features).any()
+    assert set(device.download(kept.cells).tolist()) == {-1}
+    assert set(device.download(kept.positions).tolist()) == {0}
 
 
 def test_sampled_texts_are_those_of_a_context_that_keeps_up(opened: Opened) -> None:

@@ -147,9 +147,12 @@ def allocate_backlog(device: Device, spec: DraftSpec, sizes: StepSizes, dtype: W
     rows = slots * depth
     cells, positions = (device.array(f"draft.kept_{name}", (rows,), np.int32) for name in ("cells", "positions"))
     device.upload(cells, np.full(rows, -1, np.int32))
-    device.upload(positions, np.zeros(rows, np.int32))  # a position is one, whether or not anything waits there
+    # What nothing waits at is multiplied with the rest, and thrown away: it has to be a position, and numbers.
+    device.upload(positions, np.zeros(rows, np.int32))
+    features = device.array("draft.kept_features", (rows, spec.feature_size), STORAGE[dtype])
+    device.upload(features, np.zeros(features.shape, features.dtype))
     return BacklogArrays(
-        features=device.array("draft.kept_features", (rows, spec.feature_size), STORAGE[dtype]),
+        features=features,
         positions=positions,
         cells=cells,
         slots=device.constant("draft.kept_slots", np.repeat(np.arange(slots, dtype=np.int32), depth)),
