@@ -7,8 +7,8 @@ import re
 from cupy.cuda import runtime
 
 REMEDY = (
-    "lower scheduler.num_blocks, max_model_len or max_num_seqs, name fewer sizes in graphs.buckets and graphs.token_buckets, "
-    "use a smaller model, or end other programs there"
+    "lower scheduler.num_blocks, max_model_len, max_num_seqs or max_num_batched_tokens, name fewer sizes in graphs.buckets and "
+    "graphs.token_buckets, use a smaller model, or end other programs there"
 )
 
 # As CUDA's runtime, its driver and its libraries call it, which raise errors of their own each.
