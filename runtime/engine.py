@@ -296,6 +296,8 @@ class Engine:
             raise RuntimeError("the engine stopped in the middle of a step, by an error or an interrupt: close it and open another")
 
     def __enter__(self) -> Engine:
+        if self._closed:
+            raise RuntimeError("the engine is closed: open another one")
         return self
 
     def __exit__(

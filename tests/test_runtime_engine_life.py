@@ -124,6 +124,8 @@ def test_closing_ends_what_runs(open_: Callable[..., Engine]) -> None:
         engine.submit(PROMPTS[0], LONG)
     with pytest.raises(RuntimeError, match="closed"):
         engine.generate(PROMPTS[0], LONG)
+    with pytest.raises(RuntimeError, match="closed"), engine:
+        pass
 
 
 def test_a_second_thread_is_told_and_the_first_goes_on(open_: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
