@@ -178,7 +178,7 @@ def _answer(
         print(json.dumps(values, ensure_ascii=False), flush=True)
     note = f" | {lengths_line(lengths)}" if lengths else ""
     note += " | interrupted" if interrupted else ""
-    print(stats_line(record.totals()) + note, file=sys.stderr, flush=True)
+    print(stats_line(record.totals(), len(prompts)) + note, file=sys.stderr, flush=True)
     stuck = [(name, output) for name, output in zip(asked_by, record.outputs(), strict=True) if output.finish_reason == "error"]
     for name, output in stuck:
         reason = "every logit there is NaN or masked; allowed_token_ids, bad_words and min_tokens must leave a token to choose"

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from runtime.cli_session import exits
+from runtime.errors import ConfigError
 
 
 def cache(
@@ -24,6 +25,8 @@ def cache(
         from graphs.compile_cache import kernel_cache_dir
 
         own = kernel_cache_dir()
+        if own.parent.exists() and not own.parent.is_dir():
+            raise ConfigError(f"kernel cache {own.parent}: is no folder; remove it, or name another place with DRAFTGRAPH_CACHE")
         limit = time.time() - days * cache_age.DAY_SECONDS
         folders = cache_age.cache_folders(own.parent)
         sizes = {folder.path: folder.nbytes for folder in folders}

@@ -66,7 +66,8 @@ def gates(
 
         chosen = list(dict.fromkeys(name.upper() for name in names or PROVED))
         if unknown := [name for name in chosen if name not in PROVED + MEASURED]:
-            raise ConfigError(f"gate = {unknown[0]}: must be one of {', '.join(PROVED + MEASURED)}")
+            flag = " (--schedules and --full take no value)" if schedules or full else ""
+            raise ConfigError(f"gate = {unknown[0]}: must be one of {', '.join(PROVED + MEASURED)}{flag}")
         if case and (full or schedules):
             raise ConfigError("gates: --case names what to run; --full and --schedules cannot choose beside it")
         if not set(chosen) & set(MEASURED) and (record is not None or set_ or config != DEFAULT_CONFIG):

@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 from runtime.cli_session import CLOSED_PIPE, INTERRUPTED, USER_ERROR, exits, system_reason
+from runtime.config import RunConfig
 from runtime.errors import SamplingError
 from runtime.lossy_stderr import tolerate_lost_stderr
 from runtime.sampling import SamplingParams
@@ -58,11 +59,27 @@ def usage_line(error: Any, arguments: Sequence[str]) -> str:
     param = getattr(error, "param", None)
     given = _given(getattr(param, "opts", ()), arguments)
     if param is None or not given:
-        return message[:1].lower() + message[1:]
+        return message[:1].lower() + message[1:] + _as_key(error, arguments)
     # Of an option that is written several times the last counts; where all of them do, the first that was refused is meant.
     meant = given if getattr(param, "multiple", False) else []
     option, value = next((pair for pair in meant if _was_refused(error, pair[1])), given[-1])
     return f"{option} = {value}: {_wanted(param.name, value, str(error.message))}"
+
+
+def _as_key(error: Any, arguments: Sequence[str]) -> str:
+    """Of an option that a command has not, and whose name is that of a configuration key: how the key is set."""
+    wanted = getattr(error, "option_name", "").removeprefix("--").replace("-", "_")
+    command = getattr(getattr(error, "ctx", None), "command", None)
+    if not any("--set" in getattr(param, "opts", ()) for param in getattr(command, "params", ())):
+        return ""
+    for name, field in RunConfig.model_fields.items():
+        section = getattr(field.annotation, "model_fields", {})
+        inside = [key for key in (of.alias or own for own, of in section.items()) if key == wanted]
+        if inside or (name == wanted and not section):
+            key = ".".join([name, *inside])
+            values = [value for _, value in _given([error.option_name], arguments) if not value.startswith("-")]
+            return f"; a configuration key is set by --set {key}={values[-1] if values else 'VALUE'}"
+    return ""
 
 
 def _given(options: Sequence[str], arguments: Sequence[str]) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from runtime.errors import CapacityError, PromptError, SamplingError
 from runtime.prompts import Prompt, PromptEncoder
 from runtime.resolve_sampling import ParamsResolver
 from runtime.sampling import SamplingParams
-from runtime.shown_value import shown
+from runtime.shown_value import counted, shown
 
 Expects: TypeAlias = "Callable[[Intake], object]"
 """Sees the intake before weights are read, and raises what is wrong with the requests that will come."""
@@ -77,7 +77,8 @@ class Intake:
         if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
             raise PromptError(f"names = {shown(names)}: must be a list of texts, one for each prompt")
         if len(names) != len(prompts):
-            raise PromptError(f"names has {len(names)} entries for {len(prompts)} prompts: give one for each")
+            entries, wanted = counted(len(names), "entry", "entries"), counted(len(prompts), "prompt")
+            raise PromptError(f"names has {entries} for {wanted}: give one for each")
         resolved = []
         for name, one in zip(names, _params_of_each(params, len(prompts)), strict=True):
             try:
@@ -94,5 +95,6 @@ def _params_of_each(params: SamplingParams | Sequence[SamplingParams], count: in
     if not isinstance(params, Sequence) or isinstance(params, str | bytes):
         raise SamplingError(f"params = {shown(params)}: must be SamplingParams, or a list of them, one for each prompt")
     if len(params) != count:
-        raise SamplingError(f"params has {len(params)} entries for {count} prompts: give one for all, or one for each")
+        entries, wanted = counted(len(params), "entry", "entries"), counted(count, "prompt")
+        raise SamplingError(f"params has {entries} for {wanted}: give one for all, or one for each")
     return params

@@ -139,6 +139,8 @@ def as_prompt_list(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     # Bytes would pass for token ids, and what a mapping yields for texts.
     if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | bytearray | memoryview | Mapping):
         raise PromptError(f"prompts = {shown(prompts)}: {_PROMPTS}")
+    if isinstance(prompts, set | frozenset):
+        raise PromptError(f"prompts = {shown(prompts)}: a set has no order; {_PROMPTS}")
     several = [_plain(prompt) for prompt in prompts]
     if several and (isinstance(several[0], Mapping | Integral)):
         return [several]

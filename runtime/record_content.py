@@ -45,24 +45,24 @@ def check_types(path: Path, values: Mapping[str, Any]) -> None:
     checksum."""
     missing = [key for key in _KEYS if key not in values]
     if missing:
-        raise ConfigError(f"record {path}: {', '.join(missing)}: missing; {REMEDY}")
+        raise ConfigError(f"record = {path}: {', '.join(missing)}: missing; {REMEDY}")
     for key, kind, words in _KINDS:
         if not isinstance(values[key], kind):
-            raise ConfigError(f"record {path}: {key} = {shown(values[key])}: must be {words}; {REMEDY}")
+            raise ConfigError(f"record = {path}: {key} = {shown(values[key])}: must be {words}; {REMEDY}")
     if strange := [source for source in values["sources"] if not isinstance(source, str)]:
-        raise ConfigError(f"record {path}: sources: {shown(strange[0])}: must be a text; {REMEDY}")
+        raise ConfigError(f"record = {path}: sources: {shown(strange[0])}: must be a text; {REMEDY}")
     if outside := [source for source in values["sources"] or [""] if not _is_inside(source)]:
         wanted = "must be a pattern below the repository, e.g. kernels/*.py"
-        raise ConfigError(f"record {path}: sources: {shown(outside[0])}: {wanted}; {REMEDY}")
+        raise ConfigError(f"record = {path}: sources: {shown(outside[0])}: {wanted}; {REMEDY}")
     try:
         datetime.fromisoformat(str(values["date"]))
     except ValueError as error:
         wanted = f"must be a date, e.g. 2026-11-29; {REMEDY}"
-        raise ConfigError(f"record {path}: date = {shown(values['date'])}: {wanted}") from error
+        raise ConfigError(f"record = {path}: date = {shown(values['date'])}: {wanted}") from error
     try:
         digest_of(values)
     except (TypeError, ValueError, RecursionError) as error:  # keys that are no texts, a mapping that holds itself
-        raise ConfigError(f"record {path}: what it holds has no checksum ({error}); {REMEDY}") from error
+        raise ConfigError(f"record = {path}: what it holds has no checksum ({error}); {REMEDY}") from error
 
 
 def axes_of(path: Path, listed: Sequence[Mapping[str, Any]]) -> tuple[Axis, ...]:
@@ -70,7 +70,7 @@ def axes_of(path: Path, listed: Sequence[Mapping[str, Any]]) -> tuple[Axis, ...]
     try:
         return tuple(_axis(axis) for axis in listed)
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"record {path}: axes: {error}; each has name, value, floor, verdict and detail; {REMEDY}") from error
+        raise ConfigError(f"record = {path}: axes: {error}; each has name, value, floor, verdict and detail; {REMEDY}") from error
 
 
 def _axis(values: Mapping[str, Any]) -> Axis:

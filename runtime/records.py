@@ -136,7 +136,7 @@ class Record:
                 path = folder / f"{stem}-{number}.yaml"
             path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120), encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"record {path}: cannot be written: {error.strerror}; name a folder that can") from error
+            raise ConfigError(f"record = {path}: cannot be written: {error.strerror}; name a folder that can") from error
         return path
 
     @classmethod
@@ -162,10 +162,10 @@ class Record:
         )
         if values["verdict"] != record.verdict.value:
             held = f"claims {shown(values['verdict'], str)}, and its axes hold {record.verdict.value}"
-            raise ConfigError(f"record {path}: {held}; {REMEDY}")
+            raise ConfigError(f"record = {path}: {held}; {REMEDY}")
         if values["fingerprint"] != record.fingerprint:
             raise ConfigError(
-                f"record {path}: its workload was changed: fingerprint {record.fingerprint}, not "
+                f"record = {path}: its workload was changed: fingerprint {record.fingerprint}, not "
                 f"{shown(values['fingerprint'], str)}; {REMEDY}"
             )
         return record

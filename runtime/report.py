@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 from runtime.metrics import AcceptanceStats, RequestTimes
 from runtime.plan import FinishReason
 from runtime.prompts import Prompt
+from runtime.shown_value import counted
 
 if TYPE_CHECKING:
     from runtime.logprobs import TokenLogprobs
@@ -185,10 +186,16 @@ def totals(outputs: Sequence[RequestOutput], duration_s: float) -> dict[str, Any
     return result
 
 
-def stats_line(values: Mapping[str, Any]) -> str:
-    """`totals` in one line: counts, TTFT, TPOT, tok/s, and acceptance when something speculates."""
+def stats_line(values: Mapping[str, Any], num_prompts: int | None = None) -> str:
+    """`totals` in one line: counts, TTFT, TPOT, tok/s, and acceptance when something speculates.
+
+    num_prompts: where some were answered several times; None: each once.
+    """
+    answered = counted(values["prompts"], "prompt")
+    if num_prompts not in (None, values["prompts"]):
+        answered = f"{counted(values['prompts'], 'sequence')} of {counted(num_prompts, 'prompt')}"
     parts = [
-        f"{_counted(values['prompts'], 'prompt')}, {values['prompt_tokens']} prompt + "
+        f"{answered}, {values['prompt_tokens']} prompt + "
         f"{values['completion_tokens']} new tokens in {values['duration_s']:.2f} s",
         f"TTFT {_milliseconds(values['mean_ttft_s'])}",
         f"TPOT {_milliseconds(values['mean_tpot_s'])}",
@@ -200,7 +207,7 @@ def stats_line(values: Mapping[str, Any]) -> str:
         synthetic = f" ({values['acceptance']})" if "acceptance" in values else ""
         parts.append(f"acceptance length {values['mean_acceptance_length']:.2f} of {k + 1}{synthetic}")
         parts.append(f"per position {' '.join(f'{rate:.2f}' for rate in rates)}")
-        parts.append(_counted(values["num_drafts"], "draft"))
+        parts.append(counted(values["num_drafts"], "draft"))
     return " | ".join(parts)
 
 
@@ -244,7 +251,3 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def _milliseconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1000:.1f} ms"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -38,3 +38,8 @@ def _pieces(value: object, scalar: Callable[[Any], str]) -> Iterator[str]:
             yield scalar(value)
         except ValueError:  # Python prints no integer of more than 4300 digits
             yield "an integer of thousands of digits"
+
+
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """ "1 prompt", "2 prompts", "2 entries". plural: of a noun that does not take an s."""
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"

@@ -107,16 +107,17 @@ def test_what_are_no_parameters(engine: Engine, params: Any) -> None:
     assert not engine.has_unfinished
 
 
-@pytest.mark.parametrize("params", [[], [THREE] * 3], ids=["none", "three"])
+@pytest.mark.parametrize("params", [[], [THREE], [THREE] * 3], ids=["none", "one", "three"])
 def test_parameters_for_another_number_of_prompts(engine: Engine, params: Any) -> None:
     message = refused(lambda: engine.generate(["a", "b"], params), SamplingError)
-    assert message == f"params has {len(params)} entries for 2 prompts: give one for all, or one for each"
+    entries = "1 entry" if len(params) == 1 else f"{len(params)} entries"
+    assert message == f"params has {entries} for 2 prompts: give one for all, or one for each"
 
 
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["x"], "names has 1 entries for 2 prompts: give one for each"),
+        (["x"], "names has 1 entry for 2 prompts: give one for each"),
         ("xy", "names = 'xy': must be a list of texts, one for each prompt"),
         (3, "names = 3: must be a list of texts"),
         ([None, None], "names = [None, None]: must be a list of texts"),

@@ -152,6 +152,14 @@ def test_the_command_says_what_it_would_remove_and_does_so_when_asked(kernels: P
     assert CliRunner().invoke(app, ["cache", "--prune", "--days", "-1"]).exit_code == 2
 
 
+def test_a_file_where_the_cache_should_be_is_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kernels").write_text("")
+    monkeypatch.setenv("DRAFTGRAPH_CACHE", str(tmp_path))
+    result = CliRunner().invoke(app, ["cache"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"error: kernel cache {tmp_path / 'kernels'}: is no folder" in result.stderr
+
+
 def test_a_process_that_runs_for_months_uses_what_it_adds_to(kernels: Path) -> None:
     (kernels / OLD / "kernels_abc" / "later.nbi").touch()
     assert abs(last_used(kernels / OLD) - time.time()) < 60

@@ -210,7 +210,7 @@ def test_a_file_that_is_no_record_hides_no_other(tmp_path: Path, capsys: pytest.
         captured = capsys.readouterr()
         assert captured.out.count("G4") == 1
         lines = captured.err.splitlines()
-        assert [line.split(":")[1].strip() for line in lines] == [f"record {tmp_path / name}" for name in ("a.yaml", "b.yaml")]
+        assert [line.split(":")[1].strip() for line in lines] == [f"record = {tmp_path / name}" for name in ("a.yaml", "b.yaml")]
         assert all(line.startswith("error: ") and line.endswith("with `draftgraph gates --record`") for line in lines)
     values = json.loads(captured.out)
     assert [entry["file"] for entry in values["refused"]] == ["a.yaml", "b.yaml"]

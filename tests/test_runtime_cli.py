@@ -158,6 +158,7 @@ def test_an_answer_that_masks_have_ended_is_an_error(config: str) -> None:
 def test_an_answer_of_several_is_named(config: str) -> None:
     result = invoke("run", config, "-p", "masked", "-n", "2", "--temperature", "1")
     assert "error: prompt 1, sample 0: ended behind 6 tokens" in result.stderr
+    assert "\n2 sequences of 1 prompt, " in result.stderr
 
 
 def test_timed_answers_that_masks_have_ended_are_refused(config: str) -> None:

@@ -54,6 +54,8 @@ def assert_user_error(result: subprocess.CompletedProcess[str], message: str) ->
         (["bench", "CONFIG", "--json", "/nowhere/b.json", "--repeats", "1"], "cannot be written"),
         (["run"], "CONFIG"),
         (["run", "CONFIG", "--frobnicate"], "--frobnicate"),
+        (["run", "CONFIG", "--device", "cuda"], "--device; a configuration key is set by --set device=cuda; see"),
+        (["info", "CONFIG", "--max-num-seqs=4"], "; a configuration key is set by --set scheduler.max_num_seqs=4; see"),
         (["frobnicate"], "frobnicate"),
         (["bench", "CONFIG", "--repeats", "0"], "--repeats = 0: must be greater than or equal to 1; see"),
         (["bench", "CONFIG", "--repeats", "2", "--repeats", "0"], "error: --repeats = 0: must be greater"),

@@ -136,7 +136,7 @@ def test_an_intake_takes_all_requests_or_none(model: TinyModel) -> None:
             intake.requests([[5], [5] * 32], greedy, ["first", "second"])
         with pytest.raises(SamplingError, match=r"prompt 2: params = 5: must be SamplingParams"):
             intake.requests([[5], [6]], [greedy, 5])  # type: ignore[list-item]
-        with pytest.raises(SamplingError, match="2 entries for 1 prompts"):
+        with pytest.raises(SamplingError, match="2 entries for 1 prompt: give"):
             intake.requests([[5]], [greedy, greedy])
         with pytest.raises(CapacityError, match="prompt 2: 32 tokens"):
             next(engine.stream([[5], [5] * 32]))

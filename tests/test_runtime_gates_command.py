@@ -91,6 +91,7 @@ def test_what_a_gate_needs_is_asked_before_another_is_measured(
 def test_the_command_refuses_what_it_does_not_know() -> None:
     refused = [
         (["G7"], "gate = G7: must be one of G1, G2"),
+        (["G1", "--schedules", "bogus"], "must be one of G1, G2, G3, G4 (--schedules and --full take no value)"),
         (["--case", "k=2"], "case: k = 2"),
         (["--case", "k=3", "--schedules"], "--full and --schedules cannot choose beside it"),
         (["G1", "--record", "here"], "--record belong to what is measured; name G3 or G4"),

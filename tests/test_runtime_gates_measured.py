@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -51,6 +52,7 @@ def test_a_device_that_idles_between_replays_is_an_open_gap(monkeypatch: pytest.
     }
     assert found.report.axes[0].value == pytest.approx(92.0)
     assert "upper bound" in found.report.axes[0].detail
+    assert re.search(r"idle [\d.]+ us a step, largest gap [\d.]+ us$", found.report.axes[0].detail)
     assert found.report.verdict is Verdict.OPEN_GAP
     text = render_reports([found.report])
     assert "6.0 us propose[R=1] -> verify[R=1,T=5,q=5]: queued in time" in text

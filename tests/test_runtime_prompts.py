@@ -127,6 +127,15 @@ def test_one_prompt_or_several(given_prompts: Any, expected: Any) -> None:
     assert as_prompt_list(given_prompts) == expected
 
 
+@pytest.mark.parametrize("unordered", [{5, 6}, frozenset(["a", "b"]), [{5, 6}]], ids=["ids", "texts", "a-prompt"])
+def test_a_set_has_no_order(tokenizer: Tokenizer, unordered: Any) -> None:
+    def encode() -> list[list[int]]:
+        return [encoder(tokenizer, None).encode(prompt) for prompt in as_prompt_list(unordered)]
+
+    with pytest.raises(PromptError, match="must be a text, a chat"):
+        encode()
+
+
 def test_no_prompt_at_all() -> None:
     with pytest.raises(PromptError, match="empty"):
         as_prompt_list([])

@@ -58,7 +58,7 @@ def _busy(found: Profile, mode: Mode, name: str) -> Axis:
     bound = ", an upper bound" if busy.upper_bound else ""
     if mode is Mode.NODE and busy.upper_bound:
         bound += ": launches overlap"
-    return Axis(name, busy.percent, FLOORS[mode], f"percent{bound}; idle {idle_us:.1f} us a step, at most {largest_us:.1f} us")
+    return Axis(name, busy.percent, FLOORS[mode], f"percent{bound}; idle {idle_us:.1f} us a step, largest gap {largest_us:.1f} us")
 
 
 def _gaps_inside(node: Mapping[str, Any]) -> list[str]:
