@@ -21,16 +21,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from runtime.config import RunConfig
+from runtime.console import Advance, ProgressBars, silent_bar
 from runtime.copy_bandwidth import copy_bandwidth
+from runtime.cpu_threads import busy_elsewhere, usable_cores
 from runtime.cut_short import refuse_cut_short, refuse_stuck
 from runtime.prompts import Prompt
 from runtime.random_prompts import random_prompts
 from runtime.report import RequestOutput, RunRecord, total_acceptance
 from runtime.sampling import SamplingParams
+from runtime.shown_value import counted
 from runtime.step_probe import probe_steps
 
 if TYPE_CHECKING:
     from runtime.engine import Engine
+
+WIDE_SPREAD = 0.2
+"""Over the median. Repetitions of equal work that differ by more were disturbed."""
 
 
 @dataclass(frozen=True)
@@ -55,23 +61,38 @@ class Bench:
         times = -(-max(self.levels) // len(self.prompts)) if self.prompts else 1
         return replace(self, prompts=list(self.prompts) * times)
 
-    def run(self, config: RunConfig, open_engine: Callable[[], AbstractContextManager[Engine]]) -> list[dict[str, Any]]:
-        """Opens an engine, times it at every level, closes it. Seconds, except where a key ends in _ms."""
+    def run(
+        self,
+        config: RunConfig,
+        open_engine: Callable[[], AbstractContextManager[Engine]],
+        bars: ProgressBars = silent_bar,
+    ) -> list[dict[str, Any]]:
+        """Opens an engine, times it at every level, closes it. Seconds, except where a key ends in _ms. A bar a level advances
+        between repetitions."""
         start = time.perf_counter()
         with open_engine() as engine:
             load_s = time.perf_counter() - start
             # Measured once all that the engine needs is allocated, and before anything else runs.
             device: Any = engine.runner.device  # type: ignore[attr-defined]
             bandwidth = copy_bandwidth(device) if device.has_clock else None
-            return [self._level(engine, config, level, load_s, bandwidth) for level in self.levels]
+            results = []
+            for level in self.levels:
+                with bars(f"bench: {counted(level, 'request')} at a time", "repetitions") as advance:
+                    results.append(self._level(engine, config, level, load_s, bandwidth, advance))
+            return results
 
     def _level(
-        self, engine: Engine, config: RunConfig, concurrency: int, load_s: float, bandwidth: float | None
+        self, engine: Engine, config: RunConfig, concurrency: int, load_s: float, bandwidth: float | None, advance: Advance
     ) -> dict[str, Any]:
         prompts, params = self._prompts_of(engine, concurrency), config.sampling.params_to_time()
+        done, total = 0, self.num_warmups + self.repeats + 1  # the last is for what a step costs
 
         def repetition() -> list[RunRecord]:
-            return [_timed(engine, call, params) for call in _calls(prompts, concurrency)]
+            nonlocal done
+            advance(done, total)
+            records = [_timed(engine, call, params) for call in _calls(prompts, concurrency)]
+            done += 1
+            return records
 
         for _ in range(self.num_warmups):
             repetition()
@@ -83,6 +104,8 @@ class Bench:
         refuse_cut_short(outputs[: len(prompts)], params, engine.scheduler.max_model_len)
         result = self._header(config, concurrency, len(prompts)) | _counts(outputs, sum(durations))
         result |= _latencies(records, outputs) | _by_repetition(repetitions, durations)
+        if max(result["output_throughput_spread"], result.get("tpot_spread", 0.0)) > WIDE_SPREAD:
+            result |= {"cores_busy_elsewhere": busy_elsewhere(), "usable_cores": usable_cores()}
         result |= {
             "load_s": load_s,
             "peak_memory_bytes": _peak_memory_bytes(),
@@ -94,6 +117,7 @@ class Bench:
         if lengths := engine.info().get("speculator", {}).get("draft_lengths"):
             result["draft_lengths"] = lengths
         steps = probe_steps(engine, repetition)
+        advance(total, total)
         if "device_step_ms" in steps:
             steps |= _streaming(engine, outputs, concurrency, steps["device_step_ms"]["median"], bandwidth)
         return result | {"steps": steps}

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from runtime.report import lengths_line
+from runtime.shown_value import counted
 
 
 def render_bench(result: dict[str, Any]) -> str:
@@ -26,6 +27,11 @@ def render_bench(result: dict[str, Any]) -> str:
     if "tpot_spread" in result:
         tpots = result["repetition_tpots_ms"]
         lines.append(f"TPOT of a repetition: median {statistics.median(tpots):.3f} ms, spread {result['tpot_spread'] * 100:.1f} %")
+    if "cores_busy_elsewhere" in result:
+        spread = max(result["output_throughput_spread"], result.get("tpot_spread", 0.0))
+        cores = result["usable_cores"]
+        busy = f"{min(result['cores_busy_elsewhere'], cores)} of {counted(cores, 'core')}"
+        lines.append(f"spread of {spread * 100:.0f} %: other work on this machine? behind the last repetition it kept {busy} busy")
     for name in ("ttft", "tpot", "itl", "e2el"):
         if f"median_{name}_ms" in result:
             lines.append(

@@ -21,6 +21,7 @@ from runtime.cli_session import (
     shortest_limit,
 )
 from runtime.config import load_config
+from runtime.console import silent_bar, still_bar
 from runtime.cut_short import refuse_too_long, refuse_untimed
 from runtime.errors import ConfigError, DraftgraphError
 from runtime.output_path import STDOUT, refuse_unwritable, write_text
@@ -93,11 +94,12 @@ def bench(
         def expects(intake: Intake) -> None:
             refuse_untimed(intake, plan.prompts, params, input_len)
 
-        results = plan.run(settings, lambda: open_engine(settings, quiet, expects))
+        bars = silent_bar if quiet else still_bar
+        results = plan.run(settings, lambda: open_engine(settings, quiet, expects), bars)
         if compare:
             plain = load_config(settings, speculator__method="none")
             try:
-                without = plan.run(plain, lambda: open_engine(plain, quiet, expects))
+                without = plan.run(plain, lambda: open_engine(plain, quiet, expects), bars)
             except DraftgraphError:
                 # What was timed is not lost with what it was to be compared with; stdout is for whole answers.
                 typer.echo("\n\n".join(map(render_bench, results)), err=True)

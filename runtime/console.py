@@ -55,19 +55,22 @@ class _CountColumn(ProgressColumn):
 
 
 @contextmanager
-def progress_bar(title: str, unit: str) -> Iterator[Advance]:
-    """A bar on stderr; in a pipe or file a line every few seconds and one when it is done."""
+def progress_bar(title: str, unit: str, *, still: bool = False) -> Iterator[Advance]:
+    """A bar on stderr; in a pipe or file a line every few seconds and one when it is done.
+
+    still: it is drawn when it advances and never between, so that no thread of it runs while something is timed.
+    """
     if not sys.stderr.isatty():
         with _progress_lines(title, unit) as advance:
             yield advance
         return
     amount = DownloadColumn() if unit == "bytes" else _CountColumn(unit)
     columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with Progress(*columns, console=Console(stderr=True), auto_refresh=not still) as progress:
         task = progress.add_task(title, total=None)
 
         def advance_bar(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total or None)
+            progress.update(task, completed=done, total=total or None, refresh=still)
 
         yield advance_bar
 
@@ -95,6 +98,11 @@ def _progress_lines(title: str, unit: str) -> Iterator[Advance]:
         yield advance
     finally:
         say()
+
+
+def still_bar(title: str, unit: str) -> AbstractContextManager[Advance]:
+    """For what is timed: see `progress_bar`."""
+    return progress_bar(title, unit, still=True)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from runtime.cli import app
+from runtime.console import still_bar
 from runtime.errors import DeviceError
 from runtime.sampling import SamplingParams
 from tests.cli_process import TEXT, process, write_config
@@ -235,6 +237,36 @@ def test_what_was_timed_outlives_what_it_was_to_be_compared_with(config: str, mo
     assert (result.exit_code, result.stdout) == (2, "")
     assert "output: median" in result.stderr
     assert result.stderr.endswith("error: out of memory\n")
+
+
+def test_bench_says_how_far_it_is_unless_it_is_to_be_quiet(config: str) -> None:
+    """Each level has a bar, of warm-up, repetitions and the one for what a step costs."""
+    arguments = ("bench", config, "--concurrency", "1", "--concurrency", "2", "--repeats", "2", "--num-warmups", "1")
+    result = invoke(*arguments)
+    said = [line.partition(" ")[2] for line in result.stderr.splitlines() if "repetitions" in line]
+    assert [line.partition(", ")[0] for line in said] == [
+        "bench: 1 request at a time: 4/4 repetitions",
+        "bench: 2 requests at a time: 4/4 repetitions",
+    ]
+    assert "bench" not in invoke(*arguments, "-q").stderr
+
+
+def test_a_bar_for_what_is_timed_is_drawn_by_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    before = threading.active_count()
+    with still_bar("bench", "repetitions") as advance:
+        advance(1, 3)
+        assert threading.active_count() == before
+
+
+def test_a_wide_spread_is_told(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.bench.busy_elsewhere", lambda: 5)
+    monkeypatch.setattr("runtime.bench.usable_cores", lambda: 2)
+    monkeypatch.setattr("runtime.bench.WIDE_SPREAD", -1.0)
+    said = invoke("bench", config, "--repeats", "2").stdout
+    assert "%: other work on this machine? behind the last repetition it kept 2 of 2 cores busy\n" in said
+    monkeypatch.setattr("runtime.bench.WIDE_SPREAD", 1e9)
+    assert "other work" not in invoke("bench", config, "--repeats", "2").stdout
 
 
 def test_bench_json_on_stdout_is_all_of_it(config: str) -> None:
