@@ -22,14 +22,17 @@ from runtime.cli_session import (
     settings_of,
     shortest_limit,
 )
-from runtime.config import RunConfig
+from runtime.config import RunConfig, load_config
 from runtime.console import progress_bar, silent_bar
-from runtime.cut_short import refuse_too_long
+from runtime.cut_short import refuse_too_long, room_beside
 from runtime.errors import ConfigError
 from runtime.output_path import STDOUT, refuse_unwritable, writable_folder, write_text
 
 if TYPE_CHECKING:
     from runtime.compare import Plan
+
+
+OUTPUT_LEN = 64
 
 
 def compare(
@@ -45,7 +48,9 @@ def compare(
     ] = None,
     pairs: Annotated[int, typer.Option(min=4, help="Pairs of runs, an even number: of equal arms, and of each comparison.")] = 6,
     num_warmups: Annotated[int, typer.Option(min=0, help="Runs of each engine before the clock counts.")] = 2,
-    output_len: Annotated[int, typer.Option(min=2, metavar="N", help="Tokens of every answer.")] = 64,
+    output_len: Annotated[
+        int | None, typer.Option(min=2, metavar="N", help="Tokens of every answer; default 64, or what fits.")
+    ] = None,
     input_len: Annotated[int | None, typer.Option(min=1, metavar="N", help="Random prompts of N tokens instead of texts.")] = None,
     other_outputs: Annotated[
         bool, typer.Option("--other-outputs", help="Arms may produce other tokens, e.g. where rounding decides between two.")
@@ -71,13 +76,14 @@ def compare(
         config, names, levels = _sorted(arguments, arms or [], concurrency or [])
         refuse_unwritable(f"--json {json_file}", json_file)
         records = None if record is None else writable_folder(f"--record {record}", record)
-        base = settings_of(config, [*(set_ or []), "sampling.ignore_eos=true"], output_len)
+        base = settings_of(config, [*(set_ or []), "sampling.ignore_eos=true"], output_len or OUTPUT_LEN)
         # Imported once the command line is known to be right.
         from runtime.blueprint import draw_up
         from runtime.compare import Plan
         from runtime.compare import compare as run_compare
         from runtime.compare_arms import Arm
         from runtime.compare_report import render_compare
+        from runtime.device import refuse_absent_gpu
 
         parsed = [Arm.parse(name, base) for name in names]
         refuse_waiting(max(levels), [arm.config for arm in parsed])
@@ -85,11 +91,19 @@ def compare(
             raise ConfigError(f"sampling.n = {several[0]}: a prompt is answered once here; set it to 1")
         refuse_too_long(shortest_limit(arm.config for arm in parsed), input_len, output_len)
         texts = [] if input_len is not None else prompts_of(base, prompt, prompt_file)
+        # All but the first are opened when it has been measured against itself: what is wrong with them is told before.
+        for arm in parsed:
+            refuse_absent_gpu(arm.config.device)
+        bars = silent_bar if quiet else progress_bar
+        intakes = [draw_up(arm.config, bars).intake for arm in parsed]
+        if output_len is None:
+            output_len = _fitting(min(room_beside(intake, texts, input_len) for intake in intakes), quiet)
+            base = load_config(base, [f"sampling.max_tokens={output_len}"])
+            parsed = [Arm.parse(name, base) for name in names]
         plan = Plan(levels, texts, base.sampling.params_to_time(), input_len, pairs, num_warmups, same_outputs=not other_outputs)
-        # The others are opened when the first has been measured against itself: what is wrong with them is told before.
-        for arm in parsed[1:]:
-            plan.expects(draw_up(arm.config, silent_bar).intake)
-        with (silent_bar if quiet else progress_bar)("comparing", "runs") as advance:
+        for intake in intakes:
+            plan.expects(intake)
+        with bars("comparing", "runs") as advance:
             report = run_compare(parsed, plan, lambda arm: open_engine(arm.config, True, plan.expects), advance)
         values = report | {"results": [result.as_dict() for result in report["results"]]}
         text = json.dumps(values, indent=2)
@@ -104,6 +118,14 @@ def compare(
             command += [part for text in prompt or [] for part in ("--prompt", shlex.quote(text))]
             command += ["--num-warmups", str(num_warmups), *(["--other-outputs"] if other_outputs else [])]
             _keep(report, plan, base, " ".join(command), records)
+
+
+def _fitting(room: int, quiet: bool) -> int:
+    """Tokens of every answer where nobody said how many; where `room` is for less than two, the refusal comes from the plan."""
+    fitting = OUTPUT_LEN if room < 2 else min(OUTPUT_LEN, room)
+    if fitting < OUTPUT_LEN and not quiet:
+        typer.echo(f"--output-len = {fitting}: no more fit beside the prompt (scheduler.max_model_len)", err=True)
+    return fitting
 
 
 def _sorted(arguments: list[str], arms: list[str], levels: list[int]) -> tuple[str, list[str], list[int]]:

@@ -21,6 +21,7 @@ from runtime.cli_session import (
     refuse_waiting,
     settings_of,
 )
+from runtime.console import progress_bar, silent_bar
 from runtime.output_path import writable_folder
 
 
@@ -30,7 +31,9 @@ def profile(
         Literal["graph", "node"],
         typer.Option(help="graph: replays as a whole, at hardly any cost; node: what is inside them as well, by a slowed pass."),
     ] = "node",
-    steps: Annotated[int | None, typer.Option(min=1, help="Decode steps to look at; default 200 on a GPU, 16 on a CPU.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Decode steps to look at; default 200 on a GPU, 16 on a CPU, or what fits.")
+    ] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests that decode side by side.")] = 1,
     out: Annotated[
         str, typer.Option(metavar="DIR", help="Receives profile.json, profile.html, trace.json and timeline.png.")
@@ -57,6 +60,11 @@ def profile(
         from runtime.profile.trace import Mode, TraceRefusedError
 
         folder = writable_folder(f"--out {out}", out, session.FILES)
+        if steps is None:
+            steps, usual = session.default_steps(settings, prompts, silent_bar if quiet else progress_bar)
+            if steps < usual and not quiet:
+                why = f"no more fit beside the prompt (scheduler.max_model_len); {usual} are usual"
+                typer.echo(f"--steps = {steps}: {why}", err=True)
         try:
             result = session.profile(
                 settings,

@@ -55,6 +55,17 @@ def refuse_untimed(intake: Intake, prompts: Sequence[Prompt], params: SamplingPa
             raise _cut_short(number, len(token_ids), asked.max_tokens, limit)
 
 
+def room_beside(intake: Intake, prompts: Sequence[Prompt], input_len: int | None = None) -> int:
+    """Tokens that the model's length leaves for an answer to the longest of these prompts, or to random ones of `input_len`; 0 or
+    less: it leaves none.
+
+    Raises:
+        DraftgraphError: a prompt that cannot be used.
+    """
+    lengths = [len(intake.encode(prompt, f"prompt {number}")) for number, prompt in enumerate(prompts, start=1)]
+    return intake.max_model_len - (max(lengths) if input_len is None else input_len)
+
+
 def refuse_cut_short(outputs: Sequence[RequestOutput], params: SamplingParams, max_model_len: int) -> None:
     """Did the model's length end an answer that nothing else could have ended before max_tokens?
 

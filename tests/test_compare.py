@@ -20,6 +20,7 @@ from runtime.compare_arms import Arm, Sample, measure
 from runtime.compare_report import render_compare
 from runtime.compare_statistics import abba
 from runtime.config import RunConfig, load_config
+from runtime.cuda_probe import cuda_unavailable
 from runtime.errors import ConfigError
 from runtime.gates.verdict import Verdict
 from runtime.records import read_records
@@ -284,6 +285,23 @@ def test_mistakes_get_a_message(config: str, arguments: list[str], reason: str) 
     assert result.exit_code == 2
     assert reason in result.stderr
     assert "--set" not in result.stderr or "add --set" in result.stderr
+
+
+def test_answers_whose_length_nobody_chose_are_as_long_as_fits(model: Path, tmp_path: Path) -> None:
+    arms = ["--arms", "runner.async=true", "runner.async=false"]
+    config, options = write_tiny_config(tmp_path, model), ["--pairs", "4", "--num-warmups", "0", "--json", "-"]
+    result = CliRunner().invoke(app, ["compare", config, *arms, *options])
+    assert result.exit_code == 0, result.output
+    assert "--output-len = 59: no more fit beside the prompt (scheduler.max_model_len)" in result.stderr
+    assert json.loads(result.stdout)["pairs"] == 4
+
+
+@pytest.mark.skipif(cuda_unavailable() is None, reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_told_before_anything_is_compared(model: Path, tmp_path: Path) -> None:
+    arms = ["--arms", "runner.async=true", "runner.async=false", "--set", "device=cuda"]
+    result = CliRunner().invoke(app, ["compare", write_tiny_config(tmp_path, model), *arms])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: device = cuda: ")
 
 
 @pytest.mark.parametrize("command", ["compare", "bench"])

@@ -184,6 +184,15 @@ def test_a_replay_has_to_read_every_weight_once_and_the_cache_of_its_requests(mo
     assert "attention" not in found["mixed[R=4,T=32]"]
 
 
+def test_a_window_that_nobody_chose_is_as_long_as_fits(model: Path, tmp_path: Path) -> None:
+    """16 steps of 4 tokens have no room in 64 positions; 4 have, beside the warm-up and what is in flight."""
+    config = write_tiny_config(tmp_path, model)
+    sets = [part for text in ("speculator.method=ngram", "speculator.num_speculative_tokens=3") for part in ("--set", text)]
+    result = CliRunner().invoke(app, ["profile", config, *sets, "--out", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    assert "--steps = 4: no more fit beside the prompt (scheduler.max_model_len); 16 are usual" in result.stderr
+
+
 def test_more_requests_than_slots_are_a_mistake(model: Path, tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
     config.write_text(f"model: {{source: {model}}}\nscheduler: {{max_num_seqs: 2}}\nrun: {{prompts: [hello]}}\n")

@@ -86,7 +86,7 @@ def test_a_pool_that_a_prompt_outgrows(config: str, capsys: pytest.CaptureFixtur
         (["bench", "--input-len", "64", "--set", "scheduler={num_blocks: 16, block_size: 4}"], "--input-len 64"),
         (["bench", "--input-len", "200", "--output-len", "57", "--set", _AUTO], "lower --output-len to 56"),
         (["bench", "--max-tokens", "60", "--ignore-eos"], "prompt 1: its 5 tokens and 60 new ones"),
-        (["compare", *ARMS, "--input-len", "200", "--set", _AUTO], "lower --output-len to 56"),
+        (["compare", *ARMS, "--input-len", "200", "--output-len", "57", "--set", _AUTO], "lower --output-len to 56"),
         (["profile", "--steps", "60"], "--steps = 60: with 1 tokens a step a request may grow by 70 tokens, and 59 are left"),
     ],
     ids=lambda value: " ".join(value[:3]) if isinstance(value, list) else "",

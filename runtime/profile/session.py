@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from runtime.blueprint import draw_up
 from runtime.config import RunConfig
+from runtime.console import ProgressBars
 from runtime.device import refuse_absent_gpu, resolve_kind
 from runtime.errors import ConfigError, DeviceError
 from runtime.machine import ROOT
@@ -27,7 +29,7 @@ from runtime.profile.trace import Mode, Trace, TraceRefusedError
 from runtime.profile.workload import Workload
 from runtime.prompts import Prompt
 
-GPU_STEPS, CPU_STEPS, NODE_STEPS, WARMUP_STEPS = 200, 16, 30, 10
+GPU_STEPS, CPU_STEPS, NODE_STEPS, WARMUP_STEPS, CPU_WARMUP_STEPS = 200, 16, 30, 10, 2
 PASS_TIMEOUT_S = 900
 FILES = ("profile.json", "trace.json", "profile.html", "timeline.png")
 PASSES = {Mode.GRAPH: (Mode.EVENTS, Mode.GRAPH), Mode.NODE: (Mode.EVENTS, Mode.GRAPH, Mode.NODE)}
@@ -59,7 +61,8 @@ def profile(
     refuse_unprofiled(config)
     kind, _ = resolve_kind(config.device)
     if kind != "cuda":
-        workload, collector = Workload(prompts, 2, steps or CPU_STEPS), collector_of(Mode.HOST, inside=trace is Mode.NODE)
+        workload = Workload(prompts, CPU_WARMUP_STEPS, steps or CPU_STEPS)
+        collector = collector_of(Mode.HOST, inside=trace is Mode.NODE)
         return Profile({Mode.HOST: Analysis(run_pass(config, collector, workload, open_engine))})
     passes = {}
     for mode in PASSES[trace]:
@@ -69,6 +72,19 @@ def profile(
     called = pass_in_child(config, Mode.CALLS, _workload(Mode.CALLS, prompts, steps or GPU_STEPS), quiet=quiet)
     check_trace(called)
     return Profile(passes, called.host_calls)
+
+
+def default_steps(config: RunConfig, prompts: Sequence[Prompt], bars: ProgressBars) -> tuple[int, int]:
+    """Steps of a window whose length nobody chose: what fits beside the prompts, and what is taken where there is room.
+
+    Raises:
+        DraftgraphError: as `refuse_unprofiled`; the model or a prompt cannot be used.
+    """
+    refuse_unprofiled(config)
+    on_gpu = resolve_kind(config.device)[0] == "cuda"
+    usual = GPU_STEPS if on_gpu else CPU_STEPS
+    workload = Workload(prompts, WARMUP_STEPS if on_gpu else CPU_WARMUP_STEPS, usual)
+    return workload.steps_that_fit(draw_up(config, bars).intake, config.speculator.k), usual
 
 
 def refuse_unprofiled(config: RunConfig) -> None:

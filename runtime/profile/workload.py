@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from runtime.cut_short import room_beside
 from runtime.errors import ConfigError
 from runtime.generation import Generation
 from runtime.intake import Expects, Intake
@@ -58,6 +59,12 @@ class Workload:
 
         return check
 
+    def steps_that_fit(self, intake: Intake, num_speculative_tokens: int) -> int:
+        """Those of this workload, or as many as the model's length leaves beside the prompts; where it leaves none, `expects`
+        says so. Raises DraftgraphError: a prompt cannot be used."""
+        most = self._most_steps(room_beside(intake, self.prompts), num_speculative_tokens)
+        return self.steps if most < 1 else min(self.steps, most)
+
     def run(self, engine: Any, log: ReplayLog, params: SamplingParams) -> Window:
         """Play the workload.
 
@@ -98,12 +105,16 @@ class Workload:
                 )
         return tokens
 
+    def _most_steps(self, room: int, num_speculative_tokens: int) -> int:
+        """Steps of a window in which no request grows by more than `room` tokens; below 1: there are none."""
+        return room // (1 + num_speculative_tokens) - self.warmup_steps - SLACK_STEPS
+
     def _refuse_too_long(self, longest: int, max_model_len: int, num_speculative_tokens: int) -> None:
         """longest: tokens of the longest prompt. Raises ConfigError."""
         needed, per_step = self.tokens_at_most(num_speculative_tokens), 1 + num_speculative_tokens
         room = max_model_len - longest
         if needed > room:
-            most = room // per_step - self.warmup_steps - SLACK_STEPS
+            most = self._most_steps(room, num_speculative_tokens)
             raise ConfigError(
                 f"--steps = {self.steps}: with {per_step} tokens a step a request may grow by {needed} tokens, and {room} are left "
                 f"beside its prompt (scheduler.max_model_len = {max_model_len}); "
