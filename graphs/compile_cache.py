@@ -25,25 +25,27 @@ from numba.core import config as numba_config
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 
 from graphs.cache_age import mark_used, prune
-from kernels import lang
+from graphs.imported_sources import changed_files, changed_imports, source_files
 
 logger = logging.getLogger(__name__)
 
 
 @cache
-def _digest() -> str:
+def _digest() -> tuple[str, list[str]]:
     """Of the sources as this process found them: where they change meanwhile, what it compiles from the old ones must not be kept
-    under the name of the new ones."""
+    under the name of the new ones. And the names of those that did so too early for that: the digest is nobody else's then."""
     digest = hashlib.sha256(f"{numba.__version__} {np.__version__} {platform.machine()}".encode())
-    for source in [*sorted(Path(lang.__file__).parent.glob("*.py")), *sorted(Path(__file__).parent.glob("cpu_*.py"))]:
-        digest.update(source.read_bytes())
-    return digest.hexdigest()[:16]
+    for source in source_files():
+        digest.update(Path(source).read_bytes())
+    if changed := changed_files():
+        digest.update(os.urandom(16))
+    return digest.hexdigest()[:16], changed
 
 
 def kernel_cache_dir() -> Path:
     """Where compiled kernels are kept: one folder for each set of sources, Numba version and processor."""
     base = os.environ.get("DRAFTGRAPH_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "draftgraph")
-    return Path(os.path.expanduser(base)) / "kernels" / _digest()
+    return Path(os.path.expanduser(base)) / "kernels" / _digest()[0]
 
 
 _lost: list[str] = []  # why nothing more is kept, once something could not be
@@ -104,7 +106,10 @@ def _writable() -> Path | None:
 def writable_cache_dir() -> Path | None:
     """`kernel_cache_dir()`; where it is filled but cannot be written, a folder of this process that stands for it; else None, with
     a warning: Numba would then cache beside the sources, under names that do not change with the device functions that a kernel
-    calls."""
+    calls. None too where sources changed between the import of the first and that of the last, or before the first call."""
+    if not _lost and (changed := _digest()[1] or changed_imports()):
+        _lost.append(f"{', '.join(changed)} changed while this process started")
+        logger.warning("kernel cache: %s: what it compiles of the old sources and the new ones is not kept", _lost[-1])
     return None if _lost else _writable()
 
 
@@ -136,6 +141,8 @@ class _Place(_CacheLocator):
 
     def __init__(self, line: int, file: str) -> None:
         self._line, self._file = line, Path(file)
+        # Numba asks for the path again when it has compiled: its global is another then.
+        self._path = os.path.join(numba_config.CACHE_DIR, self._file.parent.name)
 
     @classmethod
     def from_function(cls, py_func: FunctionType, py_file: str) -> _Place:
@@ -144,7 +151,7 @@ class _Place(_CacheLocator):
         return place
 
     def get_cache_path(self) -> str:
-        return os.path.join(numba_config.CACHE_DIR, self._file.parent.name)
+        return self._path
 
     def get_source_stamp(self) -> str:
         return _text_digest(self._file)

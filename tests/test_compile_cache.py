@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import NoReturn
 
@@ -180,3 +184,104 @@ def test_copies_of_the_sources_share_what_is_compiled_of_them(monkeypatch: pytes
         assert run("elsewhere", SOURCE.replace("f32(2.0)", "f32(3.0)")) == (21, 1)  # block_sum is the same
     finally:
         compile_cache._writable.cache_clear()
+
+
+ROOT = Path(__file__).resolve().parents[1]
+
+RUN = """
+import numpy as np
+from graphs.cpu_executor import CpuExecutor
+from pathlib import Path
+
+def run(kernel):
+    out, executor = np.zeros(1, np.float32), CpuExecutor()
+    executor.bind(kernel, 1, 1, (out, np.full(1, 7, np.float32)))()
+    return float(out[0]), sum(sum(each.stats.cache_hits.values()) for each in executor._compiled.values())
+"""
+
+FACTOR = """
+from kernels.lang import device_function, f32
+
+@device_function
+def times(value):
+    return value * f32(2.0)
+"""
+
+TIMES = """
+from kernels.factor import times
+from kernels.lang import kernel
+
+@kernel(writes=("out",))
+def multiplied(out, x):
+    out[0] = times(x[0])
+"""
+
+OTHER = """
+from kernels.lang import kernel
+
+@kernel(writes=("out",))
+def copied(out, x):
+    out[0] = x[0]
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of the sources with kernels of its own: one whose device function stands in another file, and one without."""
+    root = tmp_path / "tree"
+    for package in ("kernels", "graphs"):
+        shutil.copytree(ROOT / package, root / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, text in (("factor", FACTOR), ("multiplied", TIMES), ("copied", OTHER)):
+        (root / "kernels" / f"{name}.py").write_text(text)
+    return root
+
+
+def process(tree: Path, code: str, cwd: Path | None = None) -> tuple[str, str]:
+    """stdout and stderr of `code`, in a process that keeps what it compiles beside `tree`."""
+    environment = {**os.environ, "DRAFTGRAPH_CACHE": str(tree.parent / "cache"), "PYTHONPATH": str(tree)}
+    command = [sys.executable, "-c", RUN + code]
+    done = subprocess.run(command, cwd=cwd or tree, env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.strip(), done.stderr
+
+
+ONCE = "from kernels.multiplied import multiplied; print(*run(multiplied))"
+
+
+@pytest.mark.parametrize("what", ["empty", "a file of that name", "no place to write"])
+def test_what_is_compiled_is_kept_wherever_a_process_runs(tree: Path, what: str) -> None:
+    """A path that is relative by the time that Numba has compiled would lie there."""
+    cwd = Path("/proc") if what == "no place to write" else tree.parent / "cwd"
+    if what != "no place to write":
+        cwd.mkdir()
+    if what == "a file of that name":
+        (cwd / "kernels").write_text("")
+    assert process(tree, ONCE, cwd) == ("14.0 0", "")
+    assert process(tree, ONCE, cwd) == ("14.0 1", "")
+    if what == "empty":
+        assert not list(cwd.iterdir())
+
+
+def test_a_source_that_changes_after_its_import_is_not_kept_as_what_it_became(tree: Path) -> None:
+    change = "path = Path('kernels/factor.py'); path.write_text(path.read_text().replace('2.0', '3.0'))"
+    code = f"from kernels.multiplied import multiplied; {change}; print(*run(multiplied)); print(*run(multiplied))"
+    said, complaint = process(tree, code)
+    assert said == "14.0 0\n14.0 0"
+    assert complaint.count("factor.py changed while this process started") == 1
+    assert process(tree, ONCE) == ("21.0 0", "")
+    assert process(tree, ONCE) == ("21.0 1", "")
+
+
+def test_a_source_that_changes_before_a_late_import_is_not_kept_as_what_it_was(tree: Path) -> None:
+    """The first kernel that is compiled fixes the digest."""
+    change = "path = Path('kernels/factor.py'); path.write_text(path.read_text().replace('2.0', '3.0'))"
+    said, complaint = process(tree, f"from kernels.copied import copied; print(*run(copied)); {change}; {ONCE}")
+    assert said == "7.0 0\n21.0 0"
+    assert complaint.count("factor.py changed while this process started") == 1
+    (tree / "kernels" / "factor.py").write_text(FACTOR)
+    assert process(tree, ONCE) == ("14.0 0", "")
+
+
+def test_a_source_that_changes_once_all_is_imported_costs_nothing(tree: Path) -> None:
+    change = "Path('kernels/factor.py').write_text('')"
+    code = f"from kernels.multiplied import multiplied; print(*run(multiplied)); {change}; import wave; print(*run(multiplied))"
+    assert process(tree, code) == ("14.0 0\n14.0 1", "")
