@@ -25,27 +25,27 @@ from numba.core import config as numba_config
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 
 from graphs.cache_age import mark_used, prune
-from graphs.imported_sources import changed_files, changed_imports, source_files
+from graphs.imported_sources import changed_imports, source_files
 
 logger = logging.getLogger(__name__)
 
 
 @cache
-def _digest() -> tuple[str, list[str]]:
+def _digest() -> str:
     """Of the sources as this process found them: where they change meanwhile, what it compiles from the old ones must not be kept
-    under the name of the new ones. And the names of those that did so too early for that: the digest is nobody else's then."""
+    under the name of the new ones. Where one did so too early for that, the digest is nobody else's."""
     digest = hashlib.sha256(f"{numba.__version__} {np.__version__} {platform.machine()}".encode())
     for source in source_files():
         digest.update(Path(source).read_bytes())
-    if changed := changed_files():
+    if changed_imports():
         digest.update(os.urandom(16))
-    return digest.hexdigest()[:16], changed
+    return digest.hexdigest()[:16]
 
 
 def kernel_cache_dir() -> Path:
     """Where compiled kernels are kept: one folder for each set of sources, Numba version and processor."""
     base = os.environ.get("DRAFTGRAPH_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "draftgraph")
-    return Path(os.path.expanduser(base)) / "kernels" / _digest()[0]
+    return Path(os.path.expanduser(base)) / "kernels" / _digest()
 
 
 _lost: list[str] = []  # why nothing more is kept, once something could not be
@@ -107,7 +107,8 @@ def writable_cache_dir() -> Path | None:
     """`kernel_cache_dir()`; where it is filled but cannot be written, a folder of this process that stands for it; else None, with
     a warning: Numba would then cache beside the sources, under names that do not change with the device functions that a kernel
     calls. None too where sources changed between the import of the first and that of the last, or before the first call."""
-    if not _lost and (changed := _digest()[1] or changed_imports()):
+    kernel_cache_dir()  # what is imported is looked at once its digest is taken
+    if not _lost and (changed := changed_imports()):
         _lost.append(f"{', '.join(changed)} changed while this process started")
         logger.warning("kernel cache: %s: what it compiles of the old sources and the new ones is not kept", _lost[-1])
     return None if _lost else _writable()

@@ -21,30 +21,25 @@ def source_files() -> list[str]:
     return list(_now())
 
 
-def changed_files() -> list[str]:
-    """Names of those that are not what they were before the first of them was imported."""
-    before, now = _before(), _now()
-    return sorted(os.path.basename(path) for path in before.keys() | now.keys() if before.get(path) != now.get(path))
-
-
 def changed_imports() -> list[str]:
-    """Names of those that this process has imported since the last call, and that were changed by now.
+    """Names of those that this process has imported and that are not what they were before the first of them was.
 
-    What becomes of a file once its module was looked at does not matter.
+    What becomes of a file once its module was looked at does not matter: call this after the digest was taken, and before what was
+    imported since is compiled.
     """
-    return _changed_imports(len(sys.modules))
+    _look_at_imports(len(sys.modules))
+    return sorted(os.path.basename(path) for path, changed in _looked_at.items() if changed)
 
 
 @cache
-def _changed_imports(modules: int) -> list[str]:
+def _look_at_imports(modules: int) -> None:
     before, now = _before(), _now()
     loaded = {str(getattr(module, "__file__", None)) for module in list(sys.modules.values())}
-    imported = (loaded & before.keys()) - _looked_at
-    _looked_at.update(imported)
-    return sorted(os.path.basename(path) for path in imported if before[path] != now.get(path))
+    for path in (loaded & (before.keys() | now.keys())) - _looked_at.keys():
+        _looked_at[path] = before.get(path) != now.get(path)
 
 
-_looked_at: set[str] = set()
+_looked_at: dict[str, bool] = {}
 
 
 def _before() -> dict[str, Stamp]:
