@@ -34,6 +34,8 @@ def kernels_of_folder() -> list[Kernel]:
     """Every kernel of kernels/."""
     found = []
     for path in sorted(Path(kernels.__path__[0]).glob("*.py")):
+        if path.stem == "__init__":
+            continue
         module = importlib.import_module(f"kernels.{path.stem}")
         found += [k for k in vars(module).values() if isinstance(k, Kernel) and k.py_func.__module__ == module.__name__]
     return found

@@ -77,7 +77,8 @@ def toolchain() -> str:
 
 def closure(sources: Path, module: str) -> frozenset[str]:
     """`module` and every module of the kernels that it imports, directly or not, at its top or inside a function."""
-    found, waiting = {"__init__"}, [module]
+    found: set[str] = set()
+    waiting = [module, "__init__"]
     while waiting:
         name = waiting.pop()
         if name not in found:

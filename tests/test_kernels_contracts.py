@@ -23,8 +23,9 @@ LANGUAGE = sorted(path.stem for path in FOLDER.glob("lang*.py"))
 FOR_GPU = sorted(path.stem for path in FOLDER.glob("*_gpu.py"))
 """GPU forms of primitives (kernels/lang_warp.py): no kernels, and nothing that the simulator could run."""
 SOURCES = sorted(
-    path.stem for path in FOLDER.glob("*.py") if path.stem not in {"__init__", *LANGUAGE, *FOR_GPU, *ORACLES}
+    path.stem for path in FOLDER.glob("*.py") if path.stem not in {"__init__", "source_stamps", *LANGUAGE, *FOR_GPU, *ORACLES}
 )
+"""What kernels are written in. source_stamps.py looks at the files of the package before any of them is imported."""
 
 
 def kernels_of(module: ModuleType) -> Iterator[Kernel]:
