@@ -79,6 +79,16 @@ MUTATIONS = (
         expects="AssertionError|assert ",
     ),
     mutation(
+        "choices-measured-of-sources-that-changed-under-them",
+        "D11",
+        "graphs/compile_cache.py",
+        "        digest.update(os.urandom(16))\n",
+        "        pass\n",
+        test="tests/test_compile_cache.py::test_a_source_that_changes_after_its_import_is_not_kept_as_what_it_became",
+        text="the forms of products that old code chose stay those of the new, for good: slower, and every text is right",
+        expects="AssertionError|assert ",
+    ),
+    mutation(
         "threads-beyond-the-cores",
         "D11",
         "runtime/cpu_threads.py",

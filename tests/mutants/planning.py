@@ -118,6 +118,15 @@ MUTATIONS = (
         text="only the last position in front of a block boundary is hit",
     ),
     mutation(
+        "cover-of-an-earlier-admission",
+        "B38",
+        _QUEUE,
+        "        request.num_covered = self.blocks.covered(request.request_id)\n        request.admit(",
+        "        request.num_covered = max(request.num_covered, self.blocks.covered(request.request_id))\n        request.admit(",
+        test=_SCHEDULER_TESTS + "batches_under_every_depth_and_pool",
+        text="a request that was preempted writes behind its blocks; with room for all nobody is",
+    ),
+    mutation(
         "blocks-taken-row-by-row",
         "B38",
         _SCHEDULER,
